@@ -180,7 +180,7 @@ void CheckpointPublication::OnEvicting(const absl::Status& evicting) {
 }
 
 void CheckpointPublication::Remove() {
-  tools_.root->Remove(save_.state.tag(), in_the_way_, Then(&CheckpointPublication::OnRemoved));
+  tools_.root->Remove(save_.state.tag(), in_the_way_, /*inode=*/0, Then(&CheckpointPublication::OnRemoved));
 }
 
 void CheckpointPublication::OnRemoved(const absl::StatusOr<bool>& gone) {

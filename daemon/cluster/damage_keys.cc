@@ -19,7 +19,7 @@ void DamageKeys::SetNode(const NodeIdentity* node) {
   ledger_ = nullptr;
   if (node == nullptr) return;
   ledger_ = std::make_unique<CheckpointDamage>(
-      etcd_, CheckpointDamage::Options{options_.prefix, *node, options_.run});
+      etcd_, CheckpointDamage::Options{options_.prefix, *node, options_.run, options_.ended_removals});
   calls_.SetRegistered(true);
 }
 

@@ -7,6 +7,7 @@
 #include "daemon/etcd/etcd_errors.h"
 #include "daemon/ledger/ledger_reasons.h"
 #include "storage/base/errors.h"
+#include "storage/base/reasons.h"
 
 namespace ckptd {
 
@@ -37,11 +38,26 @@ void Evictions::Evict(const std::string& tag, int64_t sequence, std::set<int64_t
     if (evictions_.empty()) std::erase_if(*leaving_, [&](int64_t gone) { return !listed->contains(gone); });
     leaving_->insert(sequence);
   }
+  evictions_.erase(sequence);
   Eviction& eviction = evictions_[sequence];
-  eviction.tag = tag;
+  eviction.victim = {sequence, tag, 0};
+  eviction.checked = listed == nullptr;
   eviction.count = {std::move(damaged), std::move(listed), leaving_};
   eviction.done = std::move(done);
   Step(sequence);
+}
+
+void Evictions::Finish(const CheckpointReaders::Victim& victim, Done done) {
+  Eviction& eviction = evictions_[victim.sequence];
+  eviction.victim = victim;
+  eviction.checked = eviction.decided = true;
+  eviction.done = std::move(done);
+  Step(victim.sequence);
+}
+
+void Evictions::TermBegun() {
+  term_begun_ = true;
+  OnTick();
 }
 
 void Evictions::OnTick() {
@@ -52,23 +68,55 @@ void Evictions::OnTick() {
 
 void Evictions::Step(int64_t sequence) {
   const auto found = evictions_.find(sequence);
-  if (found == evictions_.end() || found->second.asking || !found->second.backoff.IsOver(clock_->Now()))
+  if (!term_begun_ || found == evictions_.end() || found->second.asking ||
+      !found->second.backoff.IsOver(clock_->Now()))
     return;
-  if (!found->second.decided && deciding_) return;  // OnTick, or the end of that decision.
-  found->second.asking = true;
-  if (!found->second.decided) {
-    deciding_ = true;
-    return readers_.Evict(sequence, found->second.count, office_,
-                          [this, sequence, alive = std::weak_ptr<bool>(alive_)](const absl::Status& decided) {
-                            deciding_ = false;
-                            Decided(sequence, decided);
-                            if (!alive.expired()) OnTick();  // The next one.
-                          });
+  Eviction& eviction = found->second;
+  if (!eviction.checked) {
+    eviction.asking = true;
+    return root_->CheckRemovable(eviction.victim.tag, sequence,
+                                 [this, sequence, alive = std::weak_ptr<bool>(alive_)](
+                                     const absl::StatusOr<uint64_t>& inode) {
+                                   if (!alive.expired()) Checked(sequence, inode);
+                                 });
   }
-  root_->Remove(found->second.tag, sequence,
+  if (!eviction.decided) return Decide(sequence);
+  eviction.asking = true;
+  if (eviction.removed) {
+    return readers_.EndEviction(eviction.victim, office_,
+                                [this, sequence](const absl::Status& ended) { Ended(sequence, ended); });
+  }
+  root_->Remove(eviction.victim.tag, sequence, eviction.victim.inode,
                 [this, sequence, alive = std::weak_ptr<bool>(alive_)](const absl::StatusOr<bool>& gone) {
                   if (!alive.expired()) Removed(sequence, gone);
                 });
+}
+
+void Evictions::Checked(int64_t sequence, const absl::StatusOr<uint64_t>& inode) {
+  Eviction& eviction = evictions_.at(sequence);
+  eviction.asking = false;
+  if (inode.ok()) {
+    eviction.victim.inode = *inode;
+    eviction.checked = true;
+    eviction.backoff.Succeeded();
+    return Step(sequence);
+  }
+  const std::string reason = ReasonOf(inode.status());
+  if (reason == reason::kPointed || reason == reason::kPinned || reason == reason::kNoCheckpoint)
+    return End(sequence, inode.status());
+  Retry(eviction);
+}
+
+void Evictions::Decide(int64_t sequence) {
+  if (deciding_) return;  // OnTick, or the end of that decision.
+  Eviction& eviction = evictions_.at(sequence);
+  eviction.asking = deciding_ = true;
+  readers_.Evict(eviction.victim, eviction.count, office_,
+                 [this, sequence, alive = std::weak_ptr<bool>(alive_)](const absl::Status& decided) {
+                   deciding_ = false;
+                   Decided(sequence, decided);
+                   if (!alive.expired()) OnTick();  // The next one.
+                 });
 }
 
 void Evictions::Decided(int64_t sequence, const absl::Status& decided) {
@@ -79,11 +127,13 @@ void Evictions::Decided(int64_t sequence, const absl::Status& decided) {
     eviction.backoff.Succeeded();
     return Step(sequence);
   }
-  const std::string reason = ReasonOf(decided);
-  const bool again = reason == ledger_reason::kBeingRead || reason == ledger_reason::kUnavailable ||
-                     reason == ledger_reason::kFull;
-  if (!again) return End(sequence, decided);
+  if (ReasonOf(decided) != ledger_reason::kBeingRead && !MayMendItself(decided)) return End(sequence, decided);
   Retry(eviction);
+}
+
+bool Evictions::MayMendItself(const absl::Status& error) {
+  const std::string reason = ReasonOf(error);
+  return reason == ledger_reason::kUnavailable || reason == ledger_reason::kFull;
 }
 
 void Evictions::Removed(int64_t sequence, const absl::StatusOr<bool>& gone) {
@@ -91,8 +141,16 @@ void Evictions::Removed(int64_t sequence, const absl::StatusOr<bool>& gone) {
   eviction.asking = false;
   if (!gone.ok())
     return Retry(eviction);  // It is decided: nobody opens it, and the next coordinator goes on.
-  if (*gone) return End(sequence, absl::OkStatus());
+  eviction.removed = *gone;
   Step(sequence);
+}
+
+// What was decided is over: a checkpoint of this sequence that is put back is another one.
+void Evictions::Ended(int64_t sequence, const absl::Status& ended) {
+  Eviction& eviction = evictions_.at(sequence);
+  eviction.asking = false;
+  if (ended.ok() || !MayMendItself(ended)) return End(sequence, absl::OkStatus());
+  Retry(eviction);
 }
 
 void Evictions::Retry(Eviction& eviction) { eviction.backoff.Failed(clock_->Now()); }

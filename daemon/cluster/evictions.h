@@ -40,24 +40,36 @@ class Evictions {
   // `listed`: the checkpoints that did not count, and those that may have counted, when it was decided that
   // enough others are kept; what goes in this way counts for nothing. `listed` is null if it was decided
   // before, perhaps by an earlier coordinator: it may have counted for what goes now.
+  // POINTED, PINNED, NO_CHECKPOINT: something in the root keeps it, or it is not there; nothing was decided.
   void Evict(const std::string& tag, int64_t sequence, std::set<int64_t> damaged,
              std::shared_ptr<const std::set<int64_t>> listed, Done done);
+  // Goes on with what an earlier coordinator has decided, and perhaps begun to remove.
+  void Finish(const CheckpointReaders::Victim& victim, Done done);
+  // The coordinator's term has begun in the root. Nothing is decided or removed before: what keeps a checkpoint
+  // there is not known.
+  void TermBegun();
   bool IsUnderWay(int64_t sequence) const { return evictions_.contains(sequence); }
   void OnTick();
 
  private:
   struct Eviction {
-    std::string tag;
+    CheckpointReaders::Victim victim;
     CheckpointReaders::Count count;
     Done done;
+    bool checked = false;  // By CheckRemovable, or it was decided before.
     bool decided = false;
+    bool removed = false;
     bool asking = false;
     Backoff backoff{std::chrono::milliseconds(100), std::chrono::seconds(1)};
   };
 
   void Step(int64_t sequence);
+  void Checked(int64_t sequence, const absl::StatusOr<uint64_t>& inode);
+  void Decide(int64_t sequence);
   void Decided(int64_t sequence, const absl::Status& decided);
   void Removed(int64_t sequence, const absl::StatusOr<bool>& gone);
+  void Ended(int64_t sequence, const absl::Status& ended);
+  static bool MayMendItself(const absl::Status& error);
   void End(int64_t sequence, const absl::Status& result);
   void Retry(Eviction& eviction);
 
@@ -69,6 +81,7 @@ class Evictions {
   std::map<int64_t, Eviction> evictions_;  // By sequence.
   // Those that retention has decided as this coordinator, and that a list may name yet.
   const std::shared_ptr<std::set<int64_t>> leaving_ = std::make_shared<std::set<int64_t>>();
+  bool term_begun_ = false;
   bool deciding_ = false;  // One at a time: each compares what another one would change.
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };

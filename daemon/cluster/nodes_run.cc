@@ -51,8 +51,8 @@ void NodesRun::Opened(const std::string& run_id, int64_t highest) {
   calls_ = std::make_unique<LedgerCalls>(clock_, absl::StrCat("run ", run));
   resume_ = std::make_unique<NodesResume>(etcd_, clock_, ledger_.get(), NodesResume::Options{prefix_, run});
   readers_ =
-      std::make_unique<ReaderKeys>(etcd_, clock_, ReaderKeys::Options{prefix_, run, options_.patience});
-  damages_ = std::make_unique<DamageKeys>(etcd_, clock_, DamageKeys::Options{prefix_, run, options_.patience},
+      std::make_unique<ReaderKeys>(etcd_, clock_, ReaderKeys::Options{prefix_, run, options_.patience, ended_removals_});
+  damages_ = std::make_unique<DamageKeys>(etcd_, clock_, DamageKeys::Options{prefix_, run, options_.patience, ended_removals_},
                                           [this](int64_t sequence, const DamageKeys::Damage& damage) {
                                             if (!IsEvicting(sequence))
                                               hooks_.damage_changed(sequence, damage);
@@ -159,6 +159,7 @@ void NodesRun::OnTick() {
   FollowFileSystem();
   if (election_ != nullptr) election_->OnTick();
   TakeLooks();
+  FollowRemovals();
   ledger_->OnTick();
   calls_->OnTick();
   resume_->OnTick();
@@ -207,10 +208,14 @@ void NodesRun::OnOffice(const RunCoordinator::Office& office) {
   // The scan finds what earlier coordinators have begun to remove, and updates the pointer files.
   coordinator_ = std::make_unique<SaveCoordinator>(
       etcd_, clock_, files_, options, office,
-      SaveCoordinator::Hooks{.term_begun = [this] { hooks_.root_changed(); },
+      SaveCoordinator::Hooks{.term_begun =
+                                 [this] {
+                                   evictions_->TermBegun();
+                                   hooks_.root_changed();
+                                 },
                              .lost = [this](const absl::Status& why) { OnOfficeLost(why); }});
   evictions_ = std::make_unique<Evictions>(
-      etcd_, clock_, files_, CheckpointReaders::Options{prefix_, *node_, options_.path}, office.held);
+      etcd_, clock_, files_, CheckpointReaders::Options{prefix_, *node_, options_.path, ended_removals_}, office.held);
   coordinator_->Start();
   EndRemovals();
   hooks_.office_changed();
@@ -254,9 +259,18 @@ bool NodesRun::may_close() const {
 // What an earlier coordinator has decided and not ended.
 void NodesRun::EndRemovals() {
   if (evictions_ == nullptr) return;
-  for (const auto& [sequence, tag] : std::exchange(leftovers_, {}))
-    evictions_->Evict(tag, sequence, damages_->damaged(), nullptr,
-                      [](const absl::Status&) {});  // If it fails, the next scan finds it again.
+  const auto ended = [](const absl::Status&) {};  // If it fails, the next scan finds it again.
+  for (const auto& [sequence, tag] : std::exchange(half_removed_, {})) {
+    if (!IsUnderWay(sequence)) evictions_->Evict(tag, sequence, damages_->damaged(), nullptr, ended);
+  }
+  // A save that takes the tag of one removes it itself, right before.
+  for (const auto& [sequence, removal] : evicting_) {
+    const ledger::v1::Evicting& decision = removal.decision;
+    if (decision.replaced_by() != 0 || decision.ended() || removal.tag.empty() || IsUnderWay(sequence)) continue;
+    hooks_.noticed(absl::StrCat("the checkpoint ", removal.tag, ", sequence ", sequence,
+                                ", is removed, as an earlier coordinator has decided"));
+    evictions_->Finish({sequence, removal.tag, decision.inode()}, ended);
+  }
 }
 
 void NodesRun::DropOffice() {
@@ -264,6 +278,7 @@ void NodesRun::DropOffice() {
   if (coordinator_ == nullptr) return;
   coordinator_ = nullptr;
   evictions_ = nullptr;
+  files_->EndTerm();
   if (alive_ != nullptr) hooks_.office_changed();
 }
 
@@ -316,35 +331,77 @@ void NodesRun::OnCheckpointKeys(const std::vector<std::string>& changed) {
     ledger::v1::Evicting evicting;
     const std::string* const decided = condemned_->Find(key);
     if (key != keys.Evicting(sequence) || decided == nullptr || !evicting.ParseFromString(*decided)) continue;
-    evicting_[sequence] = evicting.replaced_by();
+    if (!evicting.replaced_by()) highest_evicted_ = std::max(highest_evicted_, sequence);
+    if (const auto over = ended_removals_->find(sequence);
+        over != ended_removals_->end() && over->second == *decided)
+      continue;
+    ended_removals_->erase(sequence);
+    Removal& removal = evicting_[sequence];
+    const bool is_new = removal.value.empty() || removal.decision.number() != evicting.number() ||
+                        removal.decision.replaced_by() != evicting.replaced_by();
+    if (is_new) removal.over_since.reset();
+    if (evicting.ended() && !removal.over_since) removal.over_since = clock_->Now();
+    removal.decision = evicting;
+    removal.value = *decided;
     const auto known = known_.extract(sequence);
+    if (!evicting.tag().empty()) removal.tag = evicting.tag();
+    if (removal.tag.empty() && !known.empty()) removal.tag = known.mapped();
     listed_ = nullptr;
-    if (!known.empty() && evictions_ != nullptr && IsLeftover(sequence)) {
-      leftovers_[sequence] = known.mapped();
-      EndRemovals();
-    }
-    hooks_.removed(sequence);
+    if (is_new) hooks_.removed(sequence);
   }
   removals_known_ = true;
+  EndRemovals();
+}
+
+// Decisions that are over concern no checkpoint any more. This node may see a directory for a while after it is
+// gone: until then it is not one that was put back.
+void NodesRun::FollowRemovals() {
+  const Instant now = clock_->Now();
+  bool changed = false;
+  for (auto each = evicting_.begin(); each != evicting_.end();) {
+    const auto& [sequence, removal] = *each;
+    const int64_t replaced_by = removal.decision.replaced_by();
+    bool stays = false;
+    if (!removal.over_since && replaced_by != 0) {
+      const std::optional<bool> replaced = HasReplaced(replaced_by);
+      stays = replaced.has_value() && !*replaced;
+      if (replaced.value_or(false)) each->second.over_since = now;
+    }
+    if (!stays && (!removal.over_since || now - *removal.over_since < kLongestLook)) {
+      ++each;
+      continue;
+    }
+    changed = changed || stays || removal.hidden;
+    (*ended_removals_)[sequence] = removal.value;
+    each = evicting_.erase(each);
+  }
+  if (changed) hooks_.root_changed();
 }
 
 void NodesRun::ApplyDecided(RootSnapshot* root) {
   for (auto& [sequence, checkpoint] : root->committed) damages_->Apply(&checkpoint);
   if (!removals_known_) KeepShown(root);
-  for (const auto& [sequence, tag] : root->half_removed) {
-    if (!IsUnderWay(sequence)) leftovers_[sequence] = tag;
-  }
+  half_removed_ = root->half_removed;
   for (auto checkpoint = root->committed.begin(); checkpoint != root->committed.end();) {
     const int64_t sequence = checkpoint->first;
     if (!IsEvicting(sequence)) {
       ++checkpoint;
       continue;
     }
-    if (IsLeftover(sequence)) leftovers_[sequence] = checkpoint->second.summary.tag();
+    Removal& removal = evicting_.at(sequence);
+    removal.tag = checkpoint->second.summary.tag();
+    removal.hidden = removal.over_since.has_value();
     checkpoint = root->committed.erase(checkpoint);
   }
   // Also what etcd does not call committed yet: what was shown once stays.
-  for (const auto& [sequence, checkpoint] : root->committed) known_[sequence] = checkpoint.summary.tag();
+  for (const auto& [sequence, checkpoint] : root->committed) {
+    const std::string& tag = checkpoint.summary.tag();
+    const bool is_new = known_.insert_or_assign(sequence, tag).second;
+    if (!is_new || !ended_removals_->contains(sequence)) continue;
+    hooks_.noticed(absl::StrCat("the checkpoint ", tag, ", sequence ", sequence,
+                                ", is listed again: it was put back after its removal, or the save that was to "
+                                "replace it has failed"));
+  }
   listed_ = nullptr;
   const int64_t replacing = LastReplacing();
   for (auto going = evicting_.begin(); going != evicting_.lower_bound(replacing); ++going)
@@ -364,25 +421,21 @@ void NodesRun::KeepShown(RootSnapshot* root) {
 // root may have nothing that this node could list in the place of what is being removed.
 int64_t NodesRun::LastReplacing() const {
   int64_t last = 0;
-  for (const auto& [sequence, replaced_by] : evicting_) {
-    if (WillReplace(replaced_by)) last = std::max(last, replaced_by);
+  for (const auto& [sequence, removal] : evicting_) {
+    const int64_t replaced_by = removal.decision.replaced_by();
+    if (replaced_by != 0 && !HasReplaced(replaced_by)) last = std::max(last, replaced_by);
   }
   return last;
 }
 
-// Whether this save, which takes the place of what is being removed, has not ended. Sequence 0: there is
-// none.
-bool NodesRun::WillReplace(int64_t sequence) const {
-  if (sequence == 0) return false;
+// Whether this save, which takes the place of what is being removed, is a checkpoint; nullopt: nobody knows yet.
+std::optional<bool> NodesRun::HasReplaced(int64_t sequence) const {
   const std::optional<SaveState> state = saves_ == nullptr ? std::nullopt : saves_->Shown(sequence);
-  return !state || !HasEnded(*state);
-}
-
-// Whether nobody carries out what was decided: its removal has gone with an earlier coordinator. A save that
-// takes its tag removes it itself, right before.
-bool NodesRun::IsLeftover(int64_t sequence) const {
-  const auto going = evicting_.find(sequence);
-  return going != evicting_.end() && !WillReplace(going->second) && !IsUnderWay(sequence);
+  if (!state || !HasEnded(*state)) return std::nullopt;
+  if (state->phase() == SaveState::COMMITTED) return true;
+  if (state->end().reason() != reason::kIndeterminate) return false;
+  if (state->found() == SaveState::NOT_KNOWN) return std::nullopt;
+  return state->found() == SaveState::IS_CHECKPOINT;
 }
 
 bool NodesRun::IsUnderWay(int64_t sequence) const {
@@ -392,9 +445,7 @@ bool NodesRun::IsUnderWay(int64_t sequence) const {
 bool NodesRun::IsOld(const RootSnapshot& root, Instant begun) {
   int64_t newest = known_.empty() ? 0 : known_.rbegin()->first;
   // Retention removes what a newer one follows, of which this node may hear later.
-  for (const auto& [sequence, replaced_by] : evicting_) {
-    if (replaced_by == 0) newest = std::max(newest, sequence + 1);
-  }
+  if (highest_evicted_ > 0) newest = std::max(newest, highest_evicted_ + 1);
   const bool shown = std::any_of(root.committed.lower_bound(newest), root.committed.end(),
                                  [this](const auto& checkpoint) { return !IsEvicting(checkpoint.first); });
   const bool damaged = !known_.empty() &&

@@ -144,8 +144,8 @@ class NodesRun : public SharedRun, public NodesReading {
   void ListUnsettled(int64_t attempt, LedgerCalls::Answer<absl::Status> done);
   void KeepShown(RootSnapshot* root);
   int64_t LastReplacing() const;
-  bool WillReplace(int64_t sequence) const;
-  bool IsLeftover(int64_t sequence) const;
+  std::optional<bool> HasReplaced(int64_t sequence) const;
+  void FollowRemovals();
   bool IsUnderWay(int64_t sequence) const;
   void SawCommitted(int64_t sequence, const ledger::v1::SaveState& state);
   bool IsEvicting(int64_t sequence) const { return evicting_.contains(sequence); }
@@ -201,14 +201,23 @@ class NodesRun : public SharedRun, public NodesReading {
   std::map<int64_t, std::string> known_;
   std::shared_ptr<const std::set<int64_t>> listed_;  // Of known_; null: not made since that has changed.
   std::optional<std::pair<int64_t, Instant>> missing_;
-  // Checkpoints that somebody has decided to remove, as any registration has heard: such a decision stays. By
-  // sequence: the save that takes the tag of each; 0: none does.
-  std::map<int64_t, int64_t> evicting_;
+  // Checkpoints that somebody has decided to remove, as any registration has heard, by sequence; until the
+  // decision is over, and for as long after that as this node may see the directory still.
+  struct Removal {
+    ledger::v1::Evicting decision;
+    std::string value;  // Of its key.
+    std::string tag;    // Empty: not known.
+    std::optional<Instant> over_since;
+    bool hidden = false;  // A scan has shown the checkpoint.
+  };
+  std::map<int64_t, Removal> evicting_;
+  // The decisions that are over.
+  const std::shared_ptr<EndedRemovals> ended_removals_ = std::make_shared<EndedRemovals>();
+  int64_t highest_evicted_ = 0;  // By retention.
   std::vector<std::pair<Instant, absl::AnyInvocable<void()>>> looks_;  // That wait for their time.
 
   std::map<SaveId, Saving> savings_;
-  std::map<int64_t, std::string>
-      leftovers_;  // Checkpoints whose removal was decided and not ended: sequence -> tag.
+  std::map<int64_t, std::string> half_removed_;  // Checkpoints whose removal has begun: sequence -> tag.
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };
 

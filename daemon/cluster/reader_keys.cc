@@ -15,7 +15,7 @@ void ReaderKeys::SetNode(const NodeIdentity* node) {
   readers_ = nullptr;
   if (node == nullptr) return;
   readers_ = std::make_unique<CheckpointReaders>(
-      etcd_, CheckpointReaders::Options{options_.prefix, *node, options_.run});
+      etcd_, CheckpointReaders::Options{options_.prefix, *node, options_.run, options_.ended_removals});
   calls_.SetRegistered(true);
   // The keys of the earlier registration went with its lease.
   std::vector<int64_t> read;

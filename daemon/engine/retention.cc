@@ -155,6 +155,7 @@ void Retention::EvictVictims(Run* run, int64_t resumed) {
 std::vector<int64_t> Retention::Victims(const Run& run, int64_t resumed) const {
   if (!KeptLast(run)) return {};
   const State& state = states_.Of(&run);
+  if (!state.pointers_known) return {};
   if (run.shared != nullptr && NewestSequence(run.catalog) > state.policy_sequence) return {};
   Keepers keepers;
   for (const RetentionPolicy& policy : state.policies)
@@ -215,6 +216,9 @@ absl::Status Retention::CheckDeletable(const Run& run, int64_t sequence, bool fo
     return kept(
         "it is the newest checkpoint that is neither damaged nor suspect, from which the job would resume");
   if (!force && IsPinned(run, sequence)) return kept("it is pinned; unpin it first, or force the deletion");
+  // A node that does not coordinate says NOT_COORDINATOR later.
+  if (!force && !state.pointers_known && run.shared->coordinates())
+    return kept("this node has just become the coordinator, and reads the pointer files; try again");
   if (!force && state.pointed.contains(sequence))
     return kept(
         "a pointer file in the root names it; delete it once a newer checkpoint names that file, or force "
@@ -309,8 +313,15 @@ void Retention::OnEvicted(Run* run, int64_t sequence, const std::string& tag, co
   hooks_.settled();
 }
 
+void Retention::OnOfficeChanged(Run* run) {
+  states_.Of(run).pointers_known = false;
+  Apply(run);
+}
+
 void Retention::SetPointers(const Run* run, PointerFiles pointers) {
-  states_.Of(run).pointed = std::move(pointers.holders);
+  State& state = states_.Of(run);
+  state.pointers_known = pointers.known;
+  state.pointed = std::move(pointers.holders);
   for (const std::string& warning : pointers.warnings)
     observer_->OnWarning(absl::StrCat("in the root ", run->path, " ", warning));
 }

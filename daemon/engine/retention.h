@@ -81,6 +81,9 @@ class Retention {
   void SetPolicyOf(Run* run, int64_t sequence, const std::optional<RetentionPolicy>& of_save);
   // Which checkpoints the root's pointer files name, as a commit or a scan found it.
   void SetPointers(const Run* run, PointerFiles pointers);
+  // Of a run that several nodes share: this node decides for all, or no longer does. Others may have written the
+  // pointer files before, so it removes nothing until SetPointers.
+  void OnOfficeChanged(Run* run);
 
   // A pin or a resume decision that is on its way to disk keeps its checkpoint already.
   void BeginPin(const Run* run, int64_t sequence);
@@ -108,6 +111,7 @@ class Retention {
     int64_t policy_sequence = 0;  // Of a shared run: which save has named them; 0: not known.
     bool apply_after_scan = false;
     std::set<int64_t> pointed;
+    bool pointers_known = false;
     std::multiset<int64_t> pinning;   // Pins on their way to disk.
     std::multiset<int64_t> deciding;  // Resume decisions on their way to disk.
     int asking = 0;                   // Questions to the ledger that are not answered.

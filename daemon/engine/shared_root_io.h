@@ -46,6 +46,9 @@ class SharedRootIo {
   // First, by each coordinator: nothing that one of an earlier term does late replaces what this one writes.
   virtual void BeginTerm(int64_t term, Callback<absl::Status> done) = 0;
 
+  // This node coordinates no longer: it writes no pointers and no records of the run until the next BeginTerm.
+  virtual void EndTerm() = 0;
+
   // Makes, durably, a directory for the files of a save, and answers with its name beneath inflight/. No
   // other call ever gets the same name.
   virtual void MakeInflight(const std::string& tag, int64_t sequence,
@@ -59,8 +62,14 @@ class SharedRootIo {
   // Reads the part records with these digests, makes the manifest of them, and publishes as PublishShared
   // does. After an error nobody knows how far it came: look with Find.
   virtual void Publish(const Publication& publication, Callback<absl::StatusOr<Published>> done) = 0;
+  // Whether nothing in the root keeps this checkpoint, and the inode of its directory, which the decision to
+  // remove it names. POINTED or PINNED if something does; NO_CHECKPOINT if it is not there. Reads the pointer
+  // files first if this node has not in its term.
+  virtual void CheckRemovable(const std::string& tag, int64_t sequence,
+                              Callback<absl::StatusOr<uint64_t>> done) = 0;
   // As RemoveShared; the budget is the implementation's.
-  virtual void Remove(const std::string& tag, int64_t sequence, Callback<absl::StatusOr<bool>> done) = 0;
+  virtual void Remove(const std::string& tag, int64_t sequence, uint64_t inode,
+                      Callback<absl::StatusOr<bool>> done) = 0;
   // Moves to the trash all in-flight directories of saves with sequences up to `last`, except those of
   // `unfinished`: all others have ended, for good.
   virtual void Sweep(int64_t last, const std::set<int64_t>& unfinished, Callback<absl::Status> done) = 0;

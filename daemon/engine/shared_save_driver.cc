@@ -81,6 +81,10 @@ void SharedSaveDriver::Start(Run* run) {
                              ", so that another one does: its file system has not answered for ",
                              silence / std::chrono::seconds(1), " s"));
           },
+      .noticed =
+          [this, run](const std::string& message) {
+            observer_->OnWarning(absl::StrCat("in the root ", run->path, ", ", message));
+          },
       .lost =
           [this, run](const absl::Status& why) {
             observer_->OnWarning(absl::StrCat("this node is no longer registered, so its unsealed saves in ",

@@ -427,7 +427,7 @@ TEST_F(SharedSavesTest, CheckpointsAreRemovedByTheNodeThatCoordinates) {
   EXPECT_THAT(disks_[1]->evicted, ElementsAre());
   nodes_->has_office = true;
   nodes_->hooks.office_changed();
-  RunQueued();
+  LookAtRoot();  // As each coordinator does.
   EXPECT_THAT(disks_[1]->evicted, ElementsAre("a"));
 }
 
@@ -497,6 +497,21 @@ TEST_F(SharedSavesTest, NothingIsRemovedWhileItIsNotKnownWhatTheActingAttemptRes
   EXPECT_THAT(disks_[1]->evicted, ElementsAre());
   ActivateFirstAttempt();
   EXPECT_THAT(disks_[1]->evicted, ElementsAre("step1"));
+}
+
+// The pointer file may have another checkpoint's name since this node has coordinated last, or be all that keeps one.
+TEST_F(SharedSavesTest, NothingIsRemovedBeforeTheNewCoordinatorHasReadThePointerFiles) {
+  ActivateFirstAttempt();
+  for (int64_t sequence : {1, 2, 3}) PutInRoot("step" + std::to_string(sequence), sequence);
+  LookAtRoot();
+  nodes_->hooks.newest_committed(3, KeepLast(1));
+  nodes_->has_office = true;
+  nodes_->hooks.office_changed();
+  RunQueued();
+  EXPECT_THAT(disks_[1]->evicted, ElementsAre());
+  (*disks_[1]->committed[1].summary.mutable_pointers())["BEST"] = "step1";
+  LookAtRoot();
+  EXPECT_THAT(disks_[1]->evicted, ElementsAre("step2"));
 }
 
 TEST_F(SharedSavesTest, PolicyOfItsOwnRanksIsNotThatOfTheRun) {

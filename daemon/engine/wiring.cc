@@ -223,7 +223,7 @@ Engine::Impl::Impl(EngineOptions options, Clock* clock, SegmentPool* pool, Engin
                  retention_.ApplyAfterScan(run);
                  scanner_.Scan(run);
                },
-           .office_changed = [this](Run* run) { retention_.Apply(run); }}),
+           .office_changed = [this](Run* run) { retention_.OnOfficeChanged(run); }}),
       recovery_(clock, observer, pool, journal, &runs_.all(), &saves_, &sizes_, options_.chunk_bytes,
                 {.past = [this](const Run& run, const SaveId& key) { return ended_.Past(run, key); },
                  .recovered =

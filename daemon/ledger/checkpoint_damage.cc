@@ -41,12 +41,12 @@ void CheckpointDamage::Set(int64_t sequence, const storage::v1::Damage* damage, 
   const std::string key = keys_.Damaged(sequence);
   swap.ranges = {{key}, {keys_.Evicting(sequence)}};
   swap.held = {options_.node.Held()};
-  swap.decide = [=](const CompareAndSwap::Found& found) {
+  swap.decide = [=, ended = options_.ended_removals](const CompareAndSwap::Found& found) {
     *refused = absl::OkStatus();
     const DamageMark known = FirstOf<DamageMark>(found[0]);
     const bool is_known = !found[0].empty();
     if (is_known && (only_if_unknown || known.has_damage() == mark.has_damage())) return Operations();
-    if (!found[1].empty()) {
+    if (IsBeingRemoved(ended.get(), sequence, found[1])) {
       *refused = MakeError(absl::StatusCode::kUnavailable, ledger_reason::kBeingRemoved,
                            absl::StrCat("the checkpoint of sequence ", sequence,
                                         " is being removed, or has been; that is no damage"));

@@ -13,6 +13,7 @@
 #include "ckptd/storage/v1/storage.pb.h"
 #include "daemon/etcd/etcd.h"
 #include "daemon/ledger/compare_and_swap.h"
+#include "daemon/ledger/ended_removals.h"
 #include "daemon/ledger/keys.h"
 #include "daemon/ledger/node_identity.h"
 
@@ -33,6 +34,7 @@ class CheckpointDamage {
     std::string prefix;  // Of the run's keys, with the slash at its end.
     NodeIdentity node;
     std::string run;  // For messages.
+    std::shared_ptr<const EndedRemovals> ended_removals = nullptr;  // Null: none. May change.
   };
   // `etcd` must outlive it.
   CheckpointDamage(Etcd* etcd, Options options);

@@ -15,6 +15,7 @@
 
 namespace ckptd {
 
+using ledger::v1::Evicting;
 using ledger::v1::NodeReads;
 using Operations = std::vector<etcdserverpb::RequestOp>;
 
@@ -37,7 +38,8 @@ int64_t OldestOf(const Count& count) {
 }
 
 // Whether what was counted for the removal of a checkpoint is still so. `found`: as in Remove.
-absl::Status CheckCount(int64_t sequence, const Count& count, const CompareAndSwap::Found& found) {
+absl::Status CheckCount(int64_t sequence, const Count& count, const EndedRemovals* ended,
+                        const CompareAndSwap::Found& found) {
   const std::string counted =
       absl::StrCat("it was decided to remove the checkpoint of sequence ", sequence, "; it is counted again");
   if (count.damaged != DamagedOf(found[2])) {
@@ -49,6 +51,7 @@ absl::Status CheckCount(int64_t sequence, const Count& count, const CompareAndSw
   for (const etcdserverpb::KeyValue& going : found[3]) {
     int64_t other = 0;
     if (!absl::SimpleAtoi(LastPartOf(going.key()), &other) || !MayHaveCounted(count, other)) continue;
+    if (!IsBeingRemoved(ended, other, {going})) continue;
     return MakeError(
         absl::StatusCode::kFailedPrecondition, ledger_reason::kRemovalFound,
         absl::StrCat("the checkpoint of sequence ", other, " was being removed already when ", counted));
@@ -76,10 +79,10 @@ void CheckpointReaders::Set(int64_t sequence, bool reading, const std::string& w
   const std::string key = keys_.Readers(sequence) + options_.node.name;
   swap.ranges = {{key}, {keys_.Evicting(sequence)}};
   swap.held = {options_.node.Held()};
-  swap.decide = [=, lease = options_.node.lease](const CompareAndSwap::Found& found) {
+  swap.decide = [=, lease = options_.node.lease, ended = options_.ended_removals](const CompareAndSwap::Found& found) {
     *refused = absl::OkStatus();
     if (FirstOf<NodeReads>(found[0]).reading() == reading) return Operations();
-    if (reading && !found[1].empty()) {
+    if (reading && IsBeingRemoved(ended.get(), sequence, found[1])) {
       *refused = MakeError(absl::StatusCode::kUnavailable, ledger_reason::kBeingRemoved,
                            absl::StrCat("the checkpoint of sequence ", sequence,
                                         " is being removed, because there is a newer one; open that"));
@@ -93,18 +96,35 @@ void CheckpointReaders::Set(int64_t sequence, bool reading, const std::string& w
   Finish(std::move(swap), refused, std::move(done));
 }
 
-void CheckpointReaders::Evict(int64_t sequence, const Count& count, const CompareAndSwap::Held& office,
+void CheckpointReaders::Evict(const Victim& victim, const Count& count, const CompareAndSwap::Held& office,
                               Done evicting) {
-  Remove(sequence, 0, count, office, std::move(evicting));
+  Remove(victim, 0, count, office, std::move(evicting));
+}
+
+void CheckpointReaders::EndEviction(const Victim& victim, const CompareAndSwap::Held& office, Done ended) {
+  CompareAndSwap swap;
+  const std::string key = keys_.Evicting(victim.sequence);
+  swap.ranges = {{key}};
+  swap.held = {office};
+  swap.decide = [key, inode = victim.inode](const CompareAndSwap::Found& found) {
+    Evicting decision = FirstOf<Evicting>(found[0]);
+    if (found[0].empty() || decision.ended() || decision.replaced_by() != 0 || decision.inode() != inode)
+      return Operations();
+    decision.set_ended(true);
+    return Operations{Put(key, decision.SerializeAsString())};
+  };
+  swap.purpose = absl::StrCat("ending the removal of a checkpoint of run ", options_.run);
+  Finish(std::move(swap), std::make_shared<absl::Status>(), std::move(ended));
 }
 
 void CheckpointReaders::Replace(int64_t sequence, int64_t replaced_by, const CompareAndSwap::Held& office,
                                 Done evicting) {
-  Remove(sequence, replaced_by, std::nullopt, office, std::move(evicting));
+  Remove({.sequence = sequence}, replaced_by, std::nullopt, office, std::move(evicting));
 }
 
-void CheckpointReaders::Remove(int64_t sequence, int64_t replaced_by, const std::optional<Count>& count,
+void CheckpointReaders::Remove(const Victim& victim, int64_t replaced_by, const std::optional<Count>& count,
                                const CompareAndSwap::Held& office, Done evicting) {
+  const int64_t sequence = victim.sequence;
   auto refused = std::make_shared<absl::Status>();
   CompareAndSwap swap;
   swap.ranges = {{keys_.Readers(sequence), true}, {keys_.Evicting(sequence)}, {keys_.Damages(), true}};
@@ -112,13 +132,25 @@ void CheckpointReaders::Remove(int64_t sequence, int64_t replaced_by, const std:
   if (const int64_t oldest = count ? OldestOf(*count) : 0; oldest != 0)
     swap.ranges.push_back({.key = keys_.Evicting(oldest), .end = PrefixEnd(keys_.Evictings())});
   swap.held = {office};
-  swap.decide = [=, keys = keys_](const CompareAndSwap::Found& found) {
+  swap.decide = [=, keys = keys_, ended = options_.ended_removals](const CompareAndSwap::Found& found) {
     *refused = absl::OkStatus();
-    if (!found[1].empty()) return Operations();
-    if (count) *refused = CheckCount(sequence, *count, found);
+    // A decision on another directory is over, or will be: nobody finds that directory any more.
+    const Evicting earlier = FirstOf<Evicting>(found[1]);
+    const bool same = replaced_by != 0 ? earlier.replaced_by() == replaced_by
+                                       : victim.inode == 0 || earlier.inode() == 0 ||
+                                             earlier.inode() == victim.inode;
+    if (same && IsBeingRemoved(ended.get(), sequence, found[1])) return Operations();
+    if (count) *refused = CheckCount(sequence, *count, ended.get(), found);
     if (!refused->ok()) return Operations();
     const std::vector<std::string> readers = ReadersOf(found[0]);
-    if (readers.empty()) return Operations{PutEvicting(keys, sequence, replaced_by)};
+    if (readers.empty()) {
+      Evicting decision;
+      decision.set_replaced_by(replaced_by);
+      decision.set_tag(victim.tag);
+      decision.set_inode(victim.inode);
+      decision.set_number(earlier.number() + 1);
+      return Operations{Put(keys.Evicting(sequence), decision.SerializeAsString())};
+    }
     *refused = MakeError(absl::StatusCode::kFailedPrecondition, ledger_reason::kBeingRead,
                          absl::StrCat("the checkpoint of sequence ", sequence, " is read on nodes ",
                                       absl::StrJoin(readers, ", ")));
@@ -146,7 +178,7 @@ std::vector<std::string> ReadersOf(const std::vector<etcdserverpb::KeyValue>& fo
 }
 
 etcdserverpb::RequestOp PutEvicting(const LedgerKeys& keys, int64_t sequence, int64_t replaced_by) {
-  ledger::v1::Evicting evicting;
+  Evicting evicting;
   evicting.set_replaced_by(replaced_by);
   return Put(keys.Evicting(sequence), evicting.SerializeAsString());
 }

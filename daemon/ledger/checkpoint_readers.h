@@ -13,6 +13,7 @@
 #include "absl/status/status.h"
 #include "daemon/etcd/etcd.h"
 #include "daemon/ledger/compare_and_swap.h"
+#include "daemon/ledger/ended_removals.h"
 #include "daemon/ledger/keys.h"
 #include "daemon/ledger/node_identity.h"
 
@@ -28,6 +29,7 @@ class CheckpointReaders {
     std::string prefix;  // Of the run's keys, with the slash at its end.
     NodeIdentity node;
     std::string run;  // For messages.
+    std::shared_ptr<const EndedRemovals> ended_removals = nullptr;  // Null: none. May change.
   };
   // `etcd` must outlive it.
   CheckpointReaders(Etcd* etcd, Options options);
@@ -45,15 +47,24 @@ class CheckpointReaders {
     std::shared_ptr<const std::set<int64_t>> leaving;  // Did not count, of `listed`; null: none. May grow.
   };
 
+  // What goes.
+  struct Victim {
+    int64_t sequence = 0;
+    std::string tag = "";
+    uint64_t inode = 0;  // Of its directory; 0: any, as an earlier decision may have said.
+  };
+
   // By the coordinator: from OK on no node begins to read it. BEING_READ names the nodes that do.
   // For retention. DAMAGE_FOUND if other checkpoints are marked as damaged than those of `count`,
   // REMOVAL_FOUND if one goes that may have counted.
-  void Evict(int64_t sequence, const Count& count, const CompareAndSwap::Held& office, Done evicting);
+  void Evict(const Victim& victim, const Count& count, const CompareAndSwap::Held& office, Done evicting);
+  // The directory of an Evict is gone, durably: the decision is over. No-op if there is another decision.
+  void EndEviction(const Victim& victim, const CompareAndSwap::Held& office, Done ended);
   // For a save that is being published and has its tag: nodes that listed it do so until that one has ended.
   void Replace(int64_t sequence, int64_t replaced_by, const CompareAndSwap::Held& office, Done evicting);
 
  private:
-  void Remove(int64_t sequence, int64_t replaced_by, const std::optional<Count>& count,
+  void Remove(const Victim& victim, int64_t replaced_by, const std::optional<Count>& count,
               const CompareAndSwap::Held& office, Done evicting);
   void Set(int64_t sequence, bool reading, const std::string& what, Done done);
   void Finish(CompareAndSwap swap, std::shared_ptr<absl::Status> refused, Done done);

@@ -164,8 +164,9 @@ void SharedDiskRoot::RecordDamageIfPossible(PointerFiles* pointers) {
 
 absl::StatusOr<PointerFiles> SharedDiskRoot::UpdatePointers(
     const std::map<int64_t, CommittedCheckpoint>& checkpoints) {
-  if (!coordinates) return PointerFiles();
-  return store->UpdatePointers(checkpoints);
+  if (!coordinates) return PointerFiles{.known = false};
+  CKPTD_ASSIGN_OR_RETURN(known_pointers, store->UpdatePointers(checkpoints));
+  return known_pointers;
 }
 
 absl::StatusOr<PointerFiles> SharedDiskRoot::ReleasePointers(int64_t sequence) {
@@ -175,7 +176,8 @@ absl::StatusOr<PointerFiles> SharedDiskRoot::ReleasePointers(int64_t sequence) {
     return MakeError(absl::StatusCode::kNotFound, reason::kNoCheckpoint,
                      absl::StrCat("no checkpoint of sequence ", sequence, " is in this root"));
   }
-  return store->ReleasePointers(committed, sequence);
+  CKPTD_ASSIGN_OR_RETURN(known_pointers, store->ReleasePointers(committed, sequence));
+  return known_pointers;
 }
 
 absl::Status SharedDiskRoot::BeginTerm(int64_t term) {
@@ -183,8 +185,31 @@ absl::Status SharedDiskRoot::BeginTerm(int64_t term) {
   CKPTD_RETURN_IF_ERROR(store->BeginTerm(term));
   coordinates = true;
   scanned_in_term = false;
+  known_pointers = {.known = false};
   record_is_old_ = !damage.empty();
   return absl::OkStatus();
+}
+
+void SharedDiskRoot::EndTerm() {
+  coordinates = scanned_in_term = false;
+  known_pointers = {.known = false};
+}
+
+// A removal cannot be taken back, so this compares all that keeps a checkpoint: what the engine knew of the
+// pointer files may be what another coordinator has left.
+absl::StatusOr<uint64_t> SharedDiskRoot::CheckRemovable(const std::string& tag, int64_t sequence) {
+  CKPTD_RETURN_IF_ERROR(CheckOpen());
+  if (!coordinates) return absl::UnavailableError("this node has begun no term as the run's coordinator");
+  if (!scanned_in_term || !known_pointers.known) CKPTD_RETURN_IF_ERROR(Scan().status());
+  const auto keeps = [&](const char* reason, const std::string& why) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, reason, absl::StrCat(tag, " stays: ", why),
+                     {{"tag", tag}, {"sequence", absl::StrCat(sequence)}});
+  };
+  if (known_pointers.holders.contains(sequence))
+    return keeps(reason::kPointed, "a pointer file names it, until that names a newer checkpoint");
+  const auto found = committed.find(sequence);
+  if (found != committed.end() && found->second.pinned) return keeps(reason::kPinned, "it is pinned");
+  return store->InodeOf(tag, sequence);
 }
 
 absl::StatusOr<int64_t> SharedDiskRoot::FindReplaced(const SharedRootIo::Publication& publication) {

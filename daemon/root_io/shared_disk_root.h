@@ -37,6 +37,7 @@ struct SharedDiskRoot : OpenedRoot {
   std::map<int64_t, std::optional<storage::v1::Damage>> damage;
   bool coordinates = false;  // A term has begun.
   bool scanned_in_term = false;
+  PointerFiles known_pointers = {.known = false};  // As of the last look in this term.
 
   // FAILED_PRECONDITION, reason ROOT_UNREADABLE, if the root is not open.
   absl::Status CheckOpen() const;
@@ -60,6 +61,8 @@ struct SharedDiskRoot : OpenedRoot {
   void Forget(int64_t sequence);
 
   absl::Status BeginTerm(int64_t term);
+  void EndTerm();
+  absl::StatusOr<uint64_t> CheckRemovable(const std::string& tag, int64_t sequence);
   absl::StatusOr<int64_t> FindReplaced(const SharedRootIo::Publication& publication);
   absl::StatusOr<SharedRootIo::Published> Publish(const SharedRootIo::Publication& publication);
   // Moves what has ended to the trash. Returns the names there that may be removed.

@@ -53,6 +53,13 @@ absl::Status WithConflict(const absl::Status& error) {
                    absl::StrCat("ranks of two nodes save one file: ", std::string(error.message())));
 }
 
+absl::Status NotThere(const std::string& tag, int64_t sequence, const absl::Status& why) {
+  return MakeError(absl::StatusCode::kNotFound, reason::kNoCheckpoint,
+                   absl::StrCat("no checkpoint ", tag, " of sequence ", sequence,
+                                " is in this root: ", std::string(why.message())),
+                   {{"tag", tag}, {"sequence", absl::StrCat(sequence)}});
+}
+
 absl::Status NotCalled(const char* call) {
   return absl::InternalError(absl::StrCat(call, " was called of a root that several nodes share"));
 }
@@ -177,12 +184,26 @@ class SharedDiskRootIo : public DiskRootIo<SharedFilesIo, SharedDiskRoot> {
   void Publish(const Publication& publication, Callback<absl::StatusOr<Published>> done) override {
     Ask(std::move(done), [publication](SharedDiskRoot& root) { return root.Publish(publication); });
   }
-  void Remove(const std::string& tag, int64_t sequence, Callback<absl::StatusOr<bool>> done) override {
+  void EndTerm() override {
+    threads_.metadata->PostUrgent([root = root_] { root->EndTerm(); });
+  }
+  void CheckRemovable(const std::string& tag, int64_t sequence,
+                      Callback<absl::StatusOr<uint64_t>> done) override {
+    AskUntil<absl::StatusOr<uint64_t>>(
+        LooksOld,
+        [tag, sequence, done = std::move(done)](absl::StatusOr<uint64_t> inode) mutable {
+          if (LooksOld(inode.status())) inode = NotThere(tag, sequence, inode.status());
+          done(std::move(inode));
+        },
+        [tag, sequence](SharedDiskRoot& root) { return root.CheckRemovable(tag, sequence); });
+  }
+  void Remove(const std::string& tag, int64_t sequence, uint64_t inode,
+              Callback<absl::StatusOr<bool>> done) override {
     threads_.metadata->PostIdle(
-        [root = root_, tag, sequence, answer = answers_.To(std::move(done))]() mutable {
+        [root = root_, tag, sequence, inode, answer = answers_.To(std::move(done))]() mutable {
           if (absl::Status open = root->CheckOpen(); !open.ok()) return answer(open);
           RemovalBudget budget{.names = kNamesPerStep};
-          const absl::StatusOr<bool> gone = root->store->Remove(tag, sequence, budget);
+          const absl::StatusOr<bool> gone = root->store->Remove(tag, sequence, budget, inode);
           if (gone.ok() && *gone) root->Forget(sequence);
           answer(gone);
         });

@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <array>
 #include <chrono>
@@ -351,7 +352,7 @@ TEST_F(SharedDiskRootIoTest, AResaveHasItsOwnCheckpointInTheWayUntilThatIsRemove
   EXPECT_EQ(FindReplaced(node(1), again, digests).value(), 1);
   EXPECT_EQ(Publish(node(0), again, digests)->in_the_way, 1);
   const auto gone = Wait<absl::StatusOr<bool>>(
-      node(0), [&](auto done) { node(0).io->Remove("step_1", 1, std::move(done)); });
+      node(0), [&](auto done) { node(0).io->Remove("step_1", 1, 0, std::move(done)); });
   ASSERT_TRUE(gone.ok()) << gone.status();
   EXPECT_TRUE(*gone);
   EXPECT_EQ(FindReplaced(node(1), again, digests).value(), 0);
@@ -376,7 +377,7 @@ TEST_F(SharedDiskRootIoTest, SweepRemovesWhatHasEndedAndNothingElse) {
   EXPECT_THAT(NamesIn(".ckptd/shared/inflight"), ElementsAre(goes_on.name, later.name));
   // Work of the same thread, behind the removal.
   const auto gone =
-      Wait<absl::StatusOr<bool>>(node(0), [&](auto done) { node(0).io->Remove("none", 9, std::move(done)); });
+      Wait<absl::StatusOr<bool>>(node(0), [&](auto done) { node(0).io->Remove("none", 9, 0, std::move(done)); });
   ASSERT_TRUE(gone.ok()) << gone.status();
   EXPECT_THAT(NamesIn(".ckptd/shared/trash"), IsEmpty());
   // The late node hears that its part has failed, or writes where nobody looks.
@@ -490,7 +491,7 @@ TEST_F(SharedDiskRootIoTest, NextCoordinatorWritesDownWhatItHasHeardBefore) {
   EXPECT_TRUE(is_damaged(node(2)));
   // What it removes is in no record any more.
   ASSERT_TRUE(Wait<absl::StatusOr<bool>>(node(1), [&](auto done) {
-                node(1).io->Remove("step_1", 1, std::move(done));
+                node(1).io->Remove("step_1", 1, 0, std::move(done));
               }).ok());
   Save(node(1), "step_1", 2);
   ASSERT_TRUE(Wait<absl::StatusOr<RootSnapshot>>(node(1), [&](auto done) {
@@ -512,7 +513,7 @@ TEST_F(SharedDiskRootIoTest, NextCoordinatorWritesNoPointerToWhatTheFirstHasRemo
   ASSERT_TRUE(released.ok()) << released.status();
   EXPECT_FALSE(std::filesystem::exists(dir_.path() + "/best"));
   ASSERT_TRUE(Wait<absl::StatusOr<bool>>(node(0), [&](auto done) {
-                node(0).io->Remove("step_1", 1, std::move(done));
+                node(0).io->Remove("step_1", 1, 0, std::move(done));
               }).value());
   only_here_.clear();
   ASSERT_TRUE(BeginTerm(node(1), 2).ok());
@@ -534,6 +535,66 @@ TEST_F(SharedDiskRootIoTest, ScanOfTheNextCoordinatorWritesThePointersThatTheFir
   ASSERT_TRUE(scanned.ok()) << scanned.status();
   EXPECT_THAT(scanned->pointers.holders, ElementsAre(1));
   EXPECT_EQ(ReadWhole(dir_.path() + "/latest"), "step_1");
+}
+
+// Also in a term whose root nobody has scanned yet.
+TEST_F(SharedDiskRootIoTest, CoordinatorFindsThatAPointerFileKeepsACheckpoint) {
+  OpenAll();
+  ASSERT_TRUE(BeginTerm(node(0), 1).ok());
+  only_here_ = "best";
+  Save(node(0), "step_1", 1);
+  only_here_.clear();
+  Save(node(0), "step_2", 2);
+  Save(node(0), "step_3", 3);
+  const auto check = [&](Node& by, const std::string& tag, int64_t sequence) {
+    return Wait<absl::StatusOr<uint64_t>>(
+        by, [&](auto done) { by.io->CheckRemovable(tag, sequence, std::move(done)); });
+  };
+  EXPECT_TRUE(absl::IsUnavailable(check(node(1), "step_2", 2).status())) << "it has begun no term";
+  EXPECT_FALSE(Rescan(node(1))->pointers.known) << "the coordinator writes them";
+  ASSERT_TRUE(BeginTerm(node(1), 2).ok());
+  EXPECT_EQ(ReasonOf(check(node(1), "step_1", 1).status()), "POINTED");
+  EXPECT_EQ(ReasonOf(check(node(1), "step_3", 3).status()), "POINTED");
+  EXPECT_EQ(ReasonOf(check(node(1), "step_4", 4).status()), "NO_CHECKPOINT");
+  struct stat found {};
+  ASSERT_EQ(stat((dir_.path() + "/step_2").c_str(), &found), 0);
+  EXPECT_EQ(check(node(1), "step_2", 2).value_or(0), found.st_ino);
+  EXPECT_TRUE(Rescan(node(1))->pointers.known);
+}
+
+TEST_F(SharedDiskRootIoTest, NodeThatNoLongerCoordinatesWritesNoPointers) {
+  OpenAll();
+  ASSERT_TRUE(BeginTerm(node(0), 1).ok());
+  Save(node(0), "step_1", 1);
+  ASSERT_TRUE(Load(node(0), "step_1", 1).ok());
+  node(0).loop->Post([this] { node(0).io->EndTerm(); });
+  ASSERT_TRUE(BeginTerm(node(1), 2).ok());
+  Save(node(1), "step_2", 2);
+  ASSERT_TRUE(Load(node(0), "step_2", 2).ok());
+  EXPECT_EQ(ReadWhole(dir_.path() + "/latest"), "step_1") << "it is the next coordinator's";
+  ASSERT_TRUE(Load(node(1), "step_2", 2).ok());
+  EXPECT_EQ(ReadWhole(dir_.path() + "/latest"), "step_2");
+}
+
+TEST_F(SharedDiskRootIoTest, RemovalLeavesADirectoryThatWasPutBackSinceTheDecision) {
+  OpenAll();
+  ASSERT_TRUE(BeginTerm(node(0), 1).ok());
+  Save(node(0), "step_1", 1);
+  Save(node(0), "step_2", 2);
+  const auto inode = Wait<absl::StatusOr<uint64_t>>(
+      node(0), [&](auto done) { node(0).io->CheckRemovable("step_1", 1, std::move(done)); });
+  ASSERT_TRUE(inode.ok()) << inode.status();
+  const std::filesystem::path at_tag = dir_.path() + "/step_1", copy = dir_.path() + "/.ckptd/copy";
+  std::filesystem::copy(at_tag, copy, std::filesystem::copy_options::recursive);
+  const auto remove = [&] {
+    return Wait<absl::StatusOr<bool>>(
+        node(0), [&](auto done) { node(0).io->Remove("step_1", 1, *inode, std::move(done)); });
+  };
+  EXPECT_TRUE(remove().value_or(false));
+  EXPECT_FALSE(std::filesystem::exists(at_tag));
+  std::filesystem::rename(copy, at_tag);
+  EXPECT_TRUE(remove().value_or(false)) << "what was decided on is gone";
+  EXPECT_THAT(Rescan(node(0))->committed, ElementsAre(::testing::Key(1), ::testing::Key(2)));
 }
 
 TEST_F(SharedDiskRootIoTest, ScanFindsWhatIsHalfRemoved) {

@@ -119,6 +119,8 @@ inline constexpr char kOutcomeDiffers[] = "OUTCOME_DIFFERS";
 
 // There is no such checkpoint, or none at all.
 inline constexpr char kNoCheckpoint[] = "NO_CHECKPOINT";
+// A pointer file names the checkpoint, which is not removed meanwhile.
+inline constexpr char kPointed[] = "POINTED";
 // The session has no such open lease.
 inline constexpr char kUnknownLease[] = "UNKNOWN_LEASE";
 // Another checkpoint of the run is being read into memory.

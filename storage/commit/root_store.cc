@@ -312,7 +312,7 @@ absl::Status RootStore::Impl::Evict(const std::string& tag, int64_t sequence) {
   }
   if (pointers_.holders.contains(sequence)) {
     return MakeError(
-        absl::StatusCode::kFailedPrecondition, "POINTED",
+        absl::StatusCode::kFailedPrecondition, reason::kPointed,
         absl::StrCat("a pointer file names ", tag, ": it stays until the pointer names a newer one"),
         {{"tag", tag}});
   }

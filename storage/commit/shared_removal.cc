@@ -1,7 +1,7 @@
 // The removal of a checkpoint on a root that several nodes share, by the run's coordinator.
 //
 //   1. Open the tag's directory. Everything but step 5 goes through this handle.
-//   2. Read the sequence of its manifest. Stop if it is another one.
+//   2. Compare its inode and the sequence of its manifest. Stop if one is not what was decided on.
 //   3. Rename `.ckptd` to `.ckptd.removed.<sequence>`, and sync: now it is no checkpoint.
 //   4. Remove all other entries, sync, and then `.ckptd.removed.<sequence>`.
 //   5. Remove the tag's name, if it is an empty directory, and sync.
@@ -23,9 +23,11 @@
 #include <optional>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "storage/base/errors.h"
 #include "storage/base/status_macros.h"
 #include "storage/commit/checkpoint_dir.h"
+#include "storage/commit/look_again.h"
 #include "storage/format/names.h"
 
 namespace ckptd {
@@ -99,17 +101,36 @@ absl::StatusOr<bool> NothingOfIt(const SharedLayout& layout, Handle dir) {
 }  // namespace
 
 absl::StatusOr<bool> RemoveShared(const SharedLayout& layout, const std::string& tag, int64_t sequence,
-                                  RemovalBudget& budget) {
+                                  RemovalBudget& budget, uint64_t inode) {
   FileSystem& fs = *layout.fs;
   const absl::StatusOr<ScopedHandle> dir = OpenScoped(fs, layout.root, tag, OpenMode::kDirectory);
   if (IsMissing(dir.status()) || IsInTheWay(dir.status())) return NothingOfIt(layout, -1);
   CKPTD_RETURN_IF_ERROR(dir.status());
+  if (inode != 0) {
+    CKPTD_ASSIGN_OR_RETURN(const FileStat found, fs.Stat(dir->get(), ""));
+    if (found.inode != inode) return NothingOfIt(layout, dir->get());
+  }
   CKPTD_ASSIGN_OR_RETURN(const bool ours, Unmake(fs, dir->get(), tag, sequence));
   if (!ours) return NothingOfIt(layout, dir->get());
   CKPTD_ASSIGN_OR_RETURN(const bool empty, Empty(fs, dir->get(), RemovedName(sequence), budget));
   if (!empty) return false;
   CKPTD_RETURN_IF_ERROR(RemoveName(layout, tag));
   return true;
+}
+
+absl::StatusOr<uint64_t> InodeOfShared(const SharedLayout& layout, const std::string& tag, int64_t sequence) {
+  FileSystem& fs = *layout.fs;
+  const std::string what = absl::StrCat("checkpoint ", tag, " of sequence ", sequence);
+  const absl::StatusOr<ScopedHandle> dir = OpenScoped(fs, layout.root, tag, OpenMode::kDirectory);
+  if (IsMissing(dir.status()) || IsInTheWay(dir.status())) return LookAgain(what, dir.status());
+  CKPTD_RETURN_IF_ERROR(dir.status());
+  const absl::StatusOr<ManifestSummary> summary = ReadSummary(fs, dir->get(), "");
+  if (IsMissing(summary.status())) return LookAgain(what, summary.status());
+  CKPTD_RETURN_IF_ERROR(summary.status());
+  if (summary->tag() != tag || summary->sequence() != sequence)
+    return LookAgain(what, absl::StrCat("its directory holds sequence ", summary->sequence()));
+  CKPTD_ASSIGN_OR_RETURN(const FileStat found, fs.Stat(dir->get(), ""));
+  return found.inode;
 }
 
 absl::StatusOr<int64_t> SequenceBeingRemoved(const SharedLayout& layout, const std::string& tag) {

@@ -196,9 +196,14 @@ absl::StatusOr<bool> SharedRootStore::RemoveFromTrash(const std::string& name, R
   return RemoveFromSharedTrash(layout_, name, budget);
 }
 
+absl::StatusOr<uint64_t> SharedRootStore::InodeOf(const std::string& tag, int64_t sequence) {
+  CKPTD_RETURN_IF_ERROR(CheckTag(tag));
+  return InodeOfShared(layout_, tag, sequence);
+}
+
 absl::StatusOr<bool> SharedRootStore::Remove(const std::string& tag, int64_t sequence,
-                                             RemovalBudget& budget) {
-  return RemoveShared(layout_, tag, sequence, budget);
+                                             RemovalBudget& budget, uint64_t inode) {
+  return RemoveShared(layout_, tag, sequence, budget, inode);
 }
 
 absl::StatusOr<RecordVersion> SharedRootStore::StoreRecord(SharedRunRecord record) {

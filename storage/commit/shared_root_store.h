@@ -122,7 +122,9 @@ class SharedRootStore {
   absl::StatusOr<std::vector<SharedInflight>> InTrash() { return ListInTrash(layout_); }
   absl::Status Discard(const std::string& name);
   absl::StatusOr<bool> RemoveFromTrash(const std::string& name, RemovalBudget& budget);
-  absl::StatusOr<bool> Remove(const std::string& tag, int64_t sequence, RemovalBudget& budget);
+  absl::StatusOr<uint64_t> InodeOf(const std::string& tag, int64_t sequence);
+  absl::StatusOr<bool> Remove(const std::string& tag, int64_t sequence, RemovalBudget& budget,
+                              uint64_t inode = 0);
   // See SharedRecords::Store. The record is the one of the last LoadRecord or StoreRecord, changed.
   absl::StatusOr<RecordVersion> StoreRecord(storage::v1::SharedRunRecord record);
   // Reads the pointer files, and gives each the content that the newest undamaged of these checkpoints says,

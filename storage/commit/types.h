@@ -72,8 +72,11 @@ enum class PublishOutcome {
 };
 // The state of the pointer files (docs/design.md, step 6).
 struct PointerFiles {
-  std::set<int64_t> holders;          // Sequences that a pointer names. Retention keeps them.
-  std::vector<std::string> warnings;  // One for each pointer that could not be written.
+  std::set<int64_t> holders = {};          // Sequences that a pointer names. Retention keeps them.
+  std::vector<std::string> warnings = {};  // One for each pointer that could not be written.
+  // False: the files were not read, because another node writes them (the coordinator of a shared root). Then
+  // `holders` says nothing, and no checkpoint may be removed by it.
+  bool known = true;
 };
 // A checkpoint that is back from the trash.
 struct Undeleted {

@@ -55,7 +55,7 @@ struct Node {
   std::vector<std::string> newest;                        // "2 last 3": what it has heard of the newest one.
   std::vector<int64_t> removed;
   std::vector<std::string> damage;  // "2 chunk 3", "2 repaired".
-  std::vector<std::string> lost;
+  std::vector<std::string> lost, noticed;
   std::vector<std::string> asked_anew;  // Why it has asked for a new registration.
   int root_changes = 0, office_changes = 0;
   std::vector<int64_t> silences;  // With which it has stood aside, in seconds.
@@ -166,6 +166,7 @@ class NodesRunContract : public ::testing::TestWithParam<EtcdKind> {
     };
     hooks.office_changed = [&node] { ++node.office_changes; };
     hooks.stood_aside = [&node](Duration silence) { node.silences.push_back(silence / seconds(1)); };
+    hooks.noticed = [&node](const std::string& message) { node.noticed.push_back(message); };
     hooks.lost = [&node](const absl::Status& why) { node.lost.push_back(ReasonOf(why)); };
     return hooks;
   }
@@ -292,6 +293,14 @@ class NodesRunContract : public ::testing::TestWithParam<EtcdKind> {
     for (Node& node : all_) node.run->Begin(again, etcd_.clock()->Now() + minutes(8), {});
     RunUntil([&] { return !Other().removed.empty(); });
     return coordinator;
+  }
+
+  absl::Status Evict(const std::string& tag, int64_t sequence) {
+    return Ask<absl::Status>([&](auto done) { Coordinator()->io->Evict(tag, sequence, std::move(done)); });
+  }
+  absl::StatusOr<std::shared_ptr<CheckpointReader>> Open(Node& node, const std::string& tag, int64_t sequence) {
+    return Ask<absl::StatusOr<std::shared_ptr<CheckpointReader>>>(
+        [&](auto done) { node.io->OpenCheckpoint(tag, sequence, std::move(done)); });
   }
 
   // ---- damage
@@ -861,6 +870,113 @@ TEST_P(NodesRunContract, RemovalOfWhichTheNextCoordinatorHearsAfterItsScanIsEnde
   RunUntil([&] { return !root_.tags.contains("step_1"); });
   EXPECT_FALSE(root_.tags.contains("step_1"));
   EXPECT_TRUE(root_.tags.contains("step_2"));
+}
+
+TEST_P(NodesRunContract, WhatAPointerFileNamesIsNotRemoved) {
+  SaveAll("step_1");
+  SaveAll("step_2");
+  root_.pointed = {1};
+  EXPECT_EQ(ReasonOf(Evict("step_1", 1)), "POINTED");
+  EXPECT_EQ(nodes_.Read(keys_.Evicting(1)), "(none)") << "nobody can take a decision back";
+  root_.pointed.clear();
+  EXPECT_EQ(Evict("step_1", 1), absl::OkStatus());
+}
+
+TEST_P(NodesRunContract, NothingIsRemovedBeforeTheTermHasBegunInTheRoot) {
+  SaveAll("step_1");
+  SaveAll("step_2");
+  Kill(*Coordinator());
+  root_.no_term = absl::UnavailableError("a test");
+  RunUntil([this] { return Coordinator() != nullptr; });
+  Node& next = *Coordinator();
+  std::optional<absl::Status> evicted;
+  next.io->Evict("step_1", 1, [&](const absl::Status& status) { evicted = status; });
+  RunFor(seconds(5));
+  EXPECT_FALSE(evicted.has_value());
+  EXPECT_EQ(nodes_.Read(keys_.Evicting(1)), "(none)");
+  root_.no_term = absl::OkStatus();
+  RunUntil([&] { return evicted.has_value(); });
+  EXPECT_TRUE(evicted.has_value() && evicted->ok());
+}
+
+// From a copy that was made before, perhaps months later.
+TEST_P(NodesRunContract, CheckpointThatIsPutBackAfterItsRemovalIsACheckpointAgain) {
+  SaveAll("step_1");
+  SaveAll("step_2");
+  ASSERT_EQ(Evict("step_1", 1), absl::OkStatus());
+  root_.PutBack("step_1", 1);
+  RunFor(seconds(20));
+  for (Node& node : all_) EXPECT_EQ(Shown(node, 1), "") << node.name;
+  EXPECT_THAT(Coordinator()->noticed, Contains(HasSubstr("step_1, sequence 1, is listed again")));
+  EXPECT_EQ(Mark(Other(), 1), "OK") << "it is not being removed";
+  EXPECT_EQ(Clear(Other(), 1), "OK");
+
+  Kill(*Coordinator());
+  ScanOfNextCoordinator();
+  RunFor(seconds(20));
+  EXPECT_TRUE(root_.tags.contains("step_1")) << "nobody has decided on this one";
+  EXPECT_EQ(Shown(*Coordinator(), 1), "");
+  auto reader = Open(Other(), "step_1", 1);
+  ASSERT_TRUE(reader.ok()) << reader.status();
+  std::optional<absl::Status> evicted;
+  Coordinator()->io->Evict("step_1", 1, [&](const absl::Status& status) { evicted = status; });
+  RunFor(seconds(5));
+  EXPECT_FALSE(evicted.has_value()) << "a node reads it";
+  *reader = nullptr;
+  RunUntil([&] { return evicted.has_value(); });
+  EXPECT_FALSE(root_.tags.contains("step_1"));
+}
+
+TEST_P(NodesRunContract, RemovalThatAnEarlierCoordinatorHasDecidedIsOfTheDirectoryThatItHasSeen) {
+  SaveAll("step_1");
+  SaveAll("step_2");
+  Node& first = *Coordinator();
+  root_.before = [&first](const std::string& what) {
+    if (what == "Remove") first.pause.Begin();
+    return what != "Remove";
+  };
+  first.io->Evict("step_1", 1, [](const absl::Status&) {});
+  RunUntil([&] { return !Other().removed.empty(); });
+  Kill(first);
+  root_.before = nullptr;
+  root_.PutBack("step_1", 1);  // It was removed in the last moment.
+  ScanOfNextCoordinator();
+  EXPECT_THAT(Coordinator()->noticed, Contains(HasSubstr("step_1, sequence 1, is removed, as an earlier")));
+  RunFor(seconds(20));
+  EXPECT_TRUE(root_.tags.contains("step_1"));
+  EXPECT_EQ(Shown(*Coordinator(), 1), "");
+}
+
+TEST_P(NodesRunContract, WhatASaveReplacesStaysIfNobodyKnowsWhetherItWasPublished) {
+  Node& first = PauseWhereASaveReplacesStep1();
+  Kill(first);
+  root_.before = nullptr;
+  root_.Lose(root_.inflight.begin()->second);
+  ScanOfNextCoordinator();
+  RunUntilAllHeard("step_1", "UNKNOWN");
+  RunFor(seconds(20));
+  EXPECT_EQ(root_.tags["step_1"], 1) << "it may be all that there is";
+  const auto settled = Ask<absl::StatusOr<SharedRun::Settled>>(
+      [&](auto done) { Coordinator()->run->SettleSave("step_1", false, std::move(done)); });
+  ASSERT_TRUE(settled.ok()) << settled.status();
+  for (Node& node : all_) node.root_changes = 0;
+  RunFor(seconds(20));
+  EXPECT_GT(Coordinator()->root_changes, 0);
+  EXPECT_EQ(root_.tags["step_1"], 1);
+  EXPECT_EQ(Shown(*Coordinator(), 1), "");
+  EXPECT_EQ(Shown(Other(), 1), "");
+}
+
+TEST_P(NodesRunContract, WhatASaveReplacesStaysIfThatHasFailed) {
+  Node& first = PauseWhereASaveReplacesStep1();
+  Kill(first);
+  root_.before = nullptr;
+  root_.trash = std::exchange(root_.inflight, {});
+  ScanOfNextCoordinator();
+  RunUntilAllHeard("step_1", "ENDED TAG_FOREIGN");
+  RunFor(seconds(20));
+  EXPECT_EQ(root_.tags["step_1"], 1);
+  EXPECT_EQ(Shown(*Coordinator(), 1), "");
 }
 
 TEST_P(NodesRunContract, ScanDoesNotTakeOverTheAnswerOfARemovalThatIsUnderWay) {

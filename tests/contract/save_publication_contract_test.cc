@@ -109,7 +109,7 @@ class SavePublicationContract : public SpanningSaves {
     return Ask([&](auto done) { readers.End(sequence, std::move(done)); });
   }
   std::string Evict(CheckpointReaders& readers, int64_t sequence) {
-    return Ask([&](auto done) { readers.Evict(sequence, {}, office_, std::move(done)); });
+    return Ask([&](auto done) { readers.Evict({.sequence = sequence}, {}, office_, std::move(done)); });
   }
 
   std::unique_ptr<SavePublication> publication_;

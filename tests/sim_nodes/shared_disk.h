@@ -182,7 +182,11 @@ class SimSharedFiles : public SharedFilesIo {
   void FindReplaced(const Publication& publication, Callback<absl::StatusOr<int64_t>> done) override;
   void Find(const SharedInflight& save, Callback<absl::StatusOr<SharedPlace>> done) override;
   void Publish(const Publication& publication, Callback<absl::StatusOr<Published>> done) override;
-  void Remove(const std::string& tag, int64_t sequence, Callback<absl::StatusOr<bool>> done) override;
+  void EndTerm() override { coordinates_ = false; }
+  void CheckRemovable(const std::string& tag, int64_t sequence,
+                      Callback<absl::StatusOr<uint64_t>> done) override;
+  void Remove(const std::string& tag, int64_t sequence, uint64_t inode,
+              Callback<absl::StatusOr<bool>> done) override;
   void Sweep(int64_t last, const std::set<int64_t>& unfinished, Callback<absl::Status> done) override;
 
   // ---- what nothing asks for in the simulation
@@ -236,7 +240,7 @@ class SimSharedFiles : public SharedFilesIo {
   std::shared_ptr<Request> running_;
   std::optional<Instant> running_since_;
   int writing_ = 0;
-  bool term_begun_ = false;
+  bool term_begun_ = false, coordinates_ = false;
   std::map<InflightId64, OpenedPart> parts_;
   std::map<int64_t, storage::v1::Damage> damage_;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);

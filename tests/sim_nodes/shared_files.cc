@@ -280,7 +280,7 @@ void SimSharedFiles::CheckImages(std::vector<FileImage>, std::vector<storage::v1
 
 void SimSharedFiles::BeginTerm(int64_t, Callback<absl::Status> done) {
   Ask<absl::Status>(disk_.Latency(microseconds(200), milliseconds(5)), std::move(done), [this] {
-    term_begun_ = true;
+    term_begun_ = coordinates_ = true;
     return absl::OkStatus();
   });
 }
@@ -320,7 +320,22 @@ void SimSharedFiles::Publish(const Publication& publication, Callback<absl::Stat
                                  });
 }
 
-void SimSharedFiles::Remove(const std::string& tag, int64_t sequence, Callback<absl::StatusOr<bool>> done) {
+void SimSharedFiles::CheckRemovable(const std::string& tag, int64_t sequence,
+                                    Callback<absl::StatusOr<uint64_t>> done) {
+  Ask<absl::StatusOr<uint64_t>>(
+      disk_.Latency(microseconds(100), milliseconds(5)), std::move(done),
+      [this, tag, sequence]() -> absl::StatusOr<uint64_t> {
+        if (!coordinates_) return absl::UnavailableError("no term has begun");
+        if (disk_.Hits(disk_.faults_.open)) return ErrnoError(EIO, "reading the manifest");
+        const auto found = disk_.names_.tags.find(tag);
+        if (found == disk_.names_.tags.end() || found->second->summary.sequence() != sequence)
+          return NoCheckpoint(tag);
+        return 1;
+      });
+}
+
+void SimSharedFiles::Remove(const std::string& tag, int64_t sequence, uint64_t,
+                            Callback<absl::StatusOr<bool>> done) {
   Ask<absl::StatusOr<bool>>(disk_.Latency(microseconds(200), milliseconds(10)), std::move(done),
                             [this, tag, sequence] { return disk_.Remove(node_, tag, sequence); });
 }

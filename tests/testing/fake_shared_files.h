@@ -103,8 +103,14 @@ class FakeSharedFiles : public SharedFilesIo {
   void Publish(const Publication& publication, ckptd::Callback<absl::StatusOr<Published>> done) override {
     coordinator_->Publish(publication, std::move(done));
   }
-  void Remove(const std::string& tag, int64_t sequence, ckptd::Callback<absl::StatusOr<bool>> done) override {
-    coordinator_->Remove(tag, sequence, std::move(done));
+  void EndTerm() override { coordinator_->EndTerm(); }
+  void CheckRemovable(const std::string& tag, int64_t sequence,
+                      ckptd::Callback<absl::StatusOr<uint64_t>> done) override {
+    coordinator_->CheckRemovable(tag, sequence, std::move(done));
+  }
+  void Remove(const std::string& tag, int64_t sequence, uint64_t inode,
+              ckptd::Callback<absl::StatusOr<bool>> done) override {
+    coordinator_->Remove(tag, sequence, inode, std::move(done));
   }
   void Sweep(int64_t last, const std::set<int64_t>& unfinished, ckptd::Callback<absl::Status> done) override {
     coordinator_->Sweep(last, unfinished, std::move(done));

@@ -47,6 +47,8 @@ class FakeSharedRoot {
   std::vector<std::string> published;                     // As "step_1 5", in order.
   std::map<int64_t, std::vector<std::string>> manifests;  // Each one that was written of a sequence.
   std::set<int64_t> removed;
+  std::set<int64_t> pointed;          // Sequences that pointer files name.
+  std::map<int64_t, int64_t> copies;  // How often each sequence was put back.
   // Sequences that the root does not show for now, as if its names were stale.
   std::set<int64_t> hidden;
   std::map<int64_t, std::string> damaged;  // By sequence: what the record of the run says.
@@ -61,6 +63,16 @@ class FakeSharedRoot {
   // Moves what is in flight to another place, as an operator might.
   void Lose(int64_t sequence) {
     std::erase_if(inflight, [sequence](const auto& entry) { return entry.second == sequence; });
+  }
+
+  // An operator puts a copy of a checkpoint back, in another directory than before.
+  void PutBack(const std::string& tag, int64_t sequence) {
+    tags[tag] = sequence;
+    ++copies[sequence];
+  }
+  uint64_t InodeOf(int64_t sequence) const {
+    const auto copy = copies.find(sequence);
+    return static_cast<uint64_t>(1000 * sequence + (copy == copies.end() ? 0 : copy->second));
   }
 
   bool TakeFailure() { return failures > 0 && failures-- > 0; }
@@ -109,9 +121,21 @@ class FakeSharedRoot {
           },
           std::move(done));
     }
-    void Remove(const std::string& tag, int64_t sequence, Callback<absl::StatusOr<bool>> done) override {
+    void EndTerm() override {}
+    void CheckRemovable(const std::string& tag, int64_t sequence,
+                        Callback<absl::StatusOr<uint64_t>> done) override {
+      Do<absl::StatusOr<uint64_t>>(
+          "CheckRemovable",
+          [this, tag, sequence](FakeSharedRoot& root) {
+            EXPECT_TRUE(term_begun_);
+            return root.CheckRemovable(tag, sequence);
+          },
+          std::move(done));
+    }
+    void Remove(const std::string& tag, int64_t sequence, uint64_t inode,
+                Callback<absl::StatusOr<bool>> done) override {
       Do<absl::StatusOr<bool>>(
-          "Remove", [=](FakeSharedRoot& root) { return root.Remove(tag, sequence); }, std::move(done));
+          "Remove", [=](FakeSharedRoot& root) { return root.Remove(tag, sequence, inode); }, std::move(done));
     }
     void Sweep(int64_t last, const std::set<int64_t>& unfinished, Callback<absl::Status> done) override {
       Do<absl::Status>(
@@ -199,13 +223,22 @@ class FakeSharedRoot {
     for (const auto& [node, digest] : publication.digests) absl::StrAppend(&text, " ", node, "=", digest);
     return text;
   }
-  absl::StatusOr<bool> Remove(const std::string& tag, int64_t sequence) {
+  absl::StatusOr<uint64_t> CheckRemovable(const std::string& tag, int64_t sequence) {
+    const auto at_tag = tags.find(tag);
+    if (at_tag == tags.end() || at_tag->second != sequence)
+      return MakeError(absl::StatusCode::kNotFound, reason::kNoCheckpoint, tag);
+    if (pointed.contains(sequence))
+      return MakeError(absl::StatusCode::kFailedPrecondition, reason::kPointed, tag);
+    return InodeOf(sequence);
+  }
+  absl::StatusOr<bool> Remove(const std::string& tag, int64_t sequence, uint64_t inode) {
     if (const auto half = half_removed.find(tag); half != half_removed.end() && half->second == sequence) {
       half_removed.erase(half);
       return true;
     }
     const auto at_tag = tags.find(tag);
     if (at_tag == tags.end() || at_tag->second != sequence) return true;
+    if (inode != 0 && inode != InodeOf(sequence)) return true;  // It was put back.
     if (random_.Percent(30)) return false;  // The budget was spent.
     tags.erase(at_tag);
     removed.insert(sequence);

@@ -6,7 +6,7 @@ Layout: docs/storage_format.md.
 import logging
 import os
 import struct
-from typing import Any, Dict, Tuple
+from typing import Any, Dict, List, Tuple
 
 from google.protobuf.message import DecodeError
 
@@ -17,6 +17,8 @@ from ckptd._wire.protocol import storage
 _log = logging.getLogger("ckptd")
 _NAME = ".ckptd/manifest"
 _DAMAGED_NAME = ".ckptd/damaged"
+_SHARED = ".ckptd/shared"
+_LOOKS = 3
 _FRAME = struct.Struct("<8sIII")
 _HEAD_BYTES = 4096
 _HEAD = struct.Struct("<8sIIIIQI")
@@ -102,26 +104,60 @@ def read_manifest(directory: int, what: str) -> Tuple[Any, Dict[str, Any]]:
 def read_damages(root: str) -> Dict[int, Any]:
     """Returns the storage.Damage of each checkpoint that the daemon remembers as damaged, by sequence.
 
-    If the record cannot be read, it logs a warning and returns nothing: readers check every byte anyway.
+    That is in a record of the root; of a root that several nodes share, in the record of the highest term. If a
+    record cannot be read, it logs a warning and returns nothing of it: readers check every byte anyway.
     """
-    path = os.path.join(root, _DAMAGED_NAME)
+    record = _read_record(os.path.join(root, _DAMAGED_NAME), b"CKPTDDMG", storage.DamageRecord)
+    damages = list(record.damages) if record is not None else []
+    shared = os.path.join(root, _SHARED)
+    # The coordinator of the next term removes the records of earlier ones: then the list is old.
+    for attempt in range(_LOOKS):
+        terms = _terms_in(shared)
+        if not terms:
+            break
+        path = os.path.join(shared, f"record.{max(terms)}")
+        run = _read_record(path, b"CKPTDSRR", storage.SharedRunRecord, last=attempt + 1 == _LOOKS)
+        if run is not None:
+            damages += run.damages.damages
+            break
+    return {damage.sequence: damage for damage in damages}
+
+
+def _terms_in(shared: str) -> List[int]:
+    """The terms of the coordinators that have left a record in a root."""
+    try:
+        names = os.listdir(shared)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        _log.warning("ckptd: %s cannot be read: %s", shared, error.strerror)
+        return []
+    numbers = (name[len("record.") :] for name in names if name.startswith("record."))
+    return [int(number) for number in numbers if number.isascii() and number.isdigit()]
+
+
+def _read_record(path: str, magic: bytes, kind: Any, last: bool = False) -> Any:
+    """Returns the message in a record of a root; None if there is none, or it cannot be read.
+
+    Args:
+        last: warn also if there is none.
+    """
     try:
         with open(path, "rb") as file:
             data = file.read(_MAX_BYTES)
-    except FileNotFoundError:
-        return {}
     except OSError as error:
-        _log.warning("ckptd: %s cannot be read: %s", path, error.strerror)
-        return {}
+        if last or not isinstance(error, FileNotFoundError):
+            _log.warning("ckptd: %s cannot be read: %s", path, error.strerror)
+        return None
     message = data[_FRAME.size :]
     try:
-        magic, version, size, crc = _FRAME.unpack_from(data)
-        if (magic, version, size, crc) != (b"CKPTDDMG", _VERSION, len(message), crc32c(message)):
+        found, version, size, crc = _FRAME.unpack_from(data)
+        if (found, version, size, crc) != (magic, _VERSION, len(message), crc32c(message)):
             raise ValueError("it is damaged, or of a newer version")
-        return {damage.sequence: damage for damage in storage.DamageRecord.FromString(message).damages}
+        return kind.FromString(message)
     except (DecodeError, ValueError, struct.error) as error:
         _log.warning("ckptd: %s cannot be read: %s", path, error)
-        return {}
+        return None
 
 
 def _head(head: bytes, what: str) -> Tuple[Any, int, int]:
