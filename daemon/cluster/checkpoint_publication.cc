@@ -89,7 +89,8 @@ SharedRootIo::Publication CheckpointPublication::PublicationOf(
           save_.state.ordinal(),
           {save_.state.ranks().begin(), save_.state.ranks().end()},
           save_.state.time_us(),
-          digests};
+          digests,
+          {save_.state.inherited_pointers().begin(), save_.state.inherited_pointers().end()}};
 }
 
 // ---- 1 and 2: decide
@@ -100,16 +101,17 @@ void CheckpointPublication::FindReplaced() {
   tools_.root->FindReplaced(PublicationOf(options_.digests), Then(&CheckpointPublication::OnReplaced));
 }
 
-void CheckpointPublication::OnReplaced(const absl::StatusOr<int64_t>& sequence) {
-  if (!sequence.ok())
-    return Retry(Step::kFindReplaced, absl::StrCat("the root (", sequence.status().message(), ")"));
-  replaces_ = *sequence;
+void CheckpointPublication::OnReplaced(const absl::StatusOr<SharedRootIo::Replaced>& found) {
+  if (!found.ok())
+    return Retry(Step::kFindReplaced, absl::StrCat("the root (", found.status().message(), ")"));
+  replaces_ = *found;
   Next(Step::kDecide);
 }
 
-// Of a save that is being published, the time and what it replaces stay what they were.
+// Of a save that is being published, the time and what it replaces and takes over stay what they were.
 void CheckpointPublication::Decide() {
-  tools_.decisions->Publish(save_, options_.office, tools_.clock->UnixMicros(), replaces_,
+  tools_.decisions->Publish(save_, options_.office, tools_.clock->UnixMicros(),
+                            {replaces_.sequence, replaces_.pointers},
                             Then(&CheckpointPublication::OnDecided));
 }
 

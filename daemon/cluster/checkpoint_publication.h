@@ -66,7 +66,7 @@ class CheckpointPublication {
   enum class Step { kFindReplaced, kDecide, kLook, kPublish, kEvict, kRemove, kCommit, kGiveUp, kUnknown };
 
   void FindReplaced();
-  void OnReplaced(const absl::StatusOr<int64_t>& sequence);
+  void OnReplaced(const absl::StatusOr<SharedRootIo::Replaced>& found);
   void Decide();
   void OnDecided(const absl::StatusOr<SavePublication::Publishing>& publishing);
   void Look();
@@ -104,7 +104,7 @@ class CheckpointPublication {
   Backoff backoff_{std::chrono::milliseconds(100), std::chrono::seconds(1)};
   std::string waits_for_;
 
-  int64_t replaces_ = 0;    // The checkpoint that goes; 0: none.
+  SharedRootIo::Replaced replaces_;  // The checkpoint that goes.
   int64_t in_the_way_ = 0;  // Which one Publish has found there.
   SharedRootIo::Publication publication_;
   ledger::v1::SaveEnd given_up_;          // With kGiveUp.

@@ -32,6 +32,12 @@ class SharedRootIo {
     std::vector<int> ranks;                      // That had something to save, ascending; empty: all.
     int64_t time_us = 0;                         // Of the checkpoint, since 1970.
     std::map<std::string, std::string> digests;  // Of the part record of each node.
+    // Of the checkpoint that it replaces, as FindReplaced has found them.
+    std::map<std::string, std::string> inherited_pointers = {};
+  };
+  struct Replaced {
+    int64_t sequence = 0;
+    std::map<std::string, std::string> pointers = {};  // That the save takes over.
   };
 
   struct Published {
@@ -54,9 +60,9 @@ class SharedRootIo {
   virtual void MakeInflight(const std::string& tag, int64_t sequence,
                             Callback<absl::StatusOr<std::string>> done) = 0;
   // The sequence of ckptd's checkpoint whose tag the save takes, also of one that is removed in part. 0:
-  // there is none, or the parts of the save make no checkpoint, so that Publish will give it up: then the one
-  // that is there stays. Time and pointers of `publication` do not count.
-  virtual void FindReplaced(const Publication& publication, Callback<absl::StatusOr<int64_t>> done) = 0;
+  // there is none, or the parts of the save make no checkpoint that may replace it, so that Publish will give it
+  // up: then the one that is there stays. Time and pointers of `publication` do not count.
+  virtual void FindReplaced(const Publication& publication, Callback<absl::StatusOr<Replaced>> done) = 0;
   // As FindShared.
   virtual void Find(const SharedInflight& save, Callback<absl::StatusOr<SharedPlace>> done) = 0;
   // Reads the part records with these digests, makes the manifest of them, and publishes as PublishShared

@@ -427,6 +427,8 @@ TEST_F(SharedSavesTest, CheckpointsAreRemovedByTheNodeThatCoordinates) {
   EXPECT_THAT(disks_[1]->evicted, ElementsAre());
   nodes_->has_office = true;
   nodes_->hooks.office_changed();
+  PutInRoot("a", 1);
+  PutInRoot("b", 2);
   LookAtRoot();  // As each coordinator does.
   EXPECT_THAT(disks_[1]->evicted, ElementsAre("a"));
 }

@@ -119,12 +119,12 @@ void SavePublication::LoseNode(const SharedSave& save, const CompareAndSwap::Hel
 }
 
 void SavePublication::Publish(const SharedSave& save, const CompareAndSwap::Held& office, int64_t time_us,
-                              int64_t replaces, Answer<Publishing> answer) {
+                              const Replaces& replaces, Answer<Publishing> answer) {
   auto result = std::make_shared<Publishing>();
   std::vector<CompareAndSwap::Range> ranges = View(save);
   ranges.push_back({keys_.Publishing()});
   // Without a checkpoint to replace, a range in which nothing is.
-  ranges.push_back({keys_.Readers(replaces), true});
+  ranges.push_back({keys_.Readers(replaces.sequence), true});
   const auto decide = [=, keys = keys_, sequence = save.sequence](const CompareAndSwap::Found& found,
                                                                   SaveState* state) {
     *result = Publishing();
@@ -138,11 +138,12 @@ void SavePublication::Publish(const SharedSave& save, const CompareAndSwap::Held
     if (!result->waits_for.empty()) return Operations();
     state->set_phase(SaveState::PUBLISHING);
     state->set_time_us(time_us);
-    state->set_replaces(replaces);
+    state->set_replaces(replaces.sequence);
+    state->mutable_inherited_pointers()->insert(replaces.pointers.begin(), replaces.pointers.end());
     PublishedNow now;
     now.set_sequence(sequence);
     Operations operations = {Put(keys.Publishing(), now.SerializeAsString())};
-    if (replaces != 0) operations.push_back(PutEvicting(keys, replaces, sequence));
+    if (replaces.sequence != 0) operations.push_back(PutEvicting(keys, replaces.sequence, sequence));
     return operations;
   };
   Change(save, std::move(ranges), office, "publishing a save", decide,

@@ -43,6 +43,12 @@ class SavePublication {
     std::string waits_for;
   };
 
+  // The checkpoint that goes: it has the save's tag.
+  struct Replaces {
+    int64_t sequence = 0;  // 0: none has.
+    std::map<std::string, std::string> pointers = {};  // That the save takes over.
+  };
+
   // `etcd` must outlive it.
   SavePublication(Etcd* etcd, Options options);
 
@@ -54,10 +60,10 @@ class SavePublication {
   void LoseNode(const SharedSave& save, const CompareAndSwap::Held& office, const std::string& node,
                 Answer<SharedSave> answer);
   // PUBLISHING when all nodes are durable, no other save of the run is being published, and nobody reads the
-  // checkpoint of sequence `replaces`, which has the save's tag (0: none has). From now on that one is not
-  // opened any more. `time_us` is the checkpoint's, unless an earlier coordinator has given it one.
-  void Publish(const SharedSave& save, const CompareAndSwap::Held& office, int64_t time_us, int64_t replaces,
-               Answer<Publishing> answer);
+  // checkpoint that it replaces. From now on that one is not
+  // opened any more. `time_us` and the pointers are the checkpoint's, unless an earlier coordinator has fixed them.
+  void Publish(const SharedSave& save, const CompareAndSwap::Held& office, int64_t time_us,
+               const Replaces& replaces, Answer<Publishing> answer);
   // The checkpoint has its name, durably: PUBLISHING becomes COMMITTED.
   void Committed(const SharedSave& save, const CompareAndSwap::Held& office, Answer<SharedSave> answer);
   // Something foreign has the checkpoint's place, and its files are in the trash, durably: PUBLISHING becomes

@@ -7,6 +7,7 @@
 #include "storage/base/errors.h"
 #include "storage/base/reasons.h"
 #include "storage/base/status_macros.h"
+#include "storage/commit/commit_rules.h"
 #include "storage/commit/look_again.h"
 
 namespace ckptd {
@@ -30,7 +31,8 @@ LedgerFacts FactsOf(const SharedRootIo::Publication& publication) {
           .attempt = publication.attempt,
           .ordinal = publication.ordinal,
           .time_us = publication.time_us,
-          .ranks = publication.ranks};
+          .ranks = publication.ranks,
+          .inherited_pointers = publication.inherited_pointers};
 }
 
 }  // namespace
@@ -94,10 +96,11 @@ NodePartRecord SharedDiskRoot::RecordOf(const std::vector<PartRecord>& ranks) co
   record.set_node(identity.node);
   record.set_incarnation(identity.incarnation);
   std::vector<FileRecord> files;
+  if (!ranks.empty()) *record.mutable_checkpoint() = ranks.front().checkpoint();
   for (const PartRecord& rank : ranks) {
     record.add_ranks(rank.rank());
     files.insert(files.end(), rank.files().begin(), rank.files().end());
-    *record.mutable_checkpoint() = rank.checkpoint();
+    MergePart(rank.checkpoint(), *record.mutable_checkpoint());  // One that was written early knows less.
   }
   std::sort(record.mutable_ranks()->begin(), record.mutable_ranks()->end());
   std::sort(files.begin(), files.end(), [](const auto& a, const auto& b) { return a.path() < b.path(); });
@@ -212,15 +215,14 @@ absl::StatusOr<uint64_t> SharedDiskRoot::CheckRemovable(const std::string& tag, 
   return store->InodeOf(tag, sequence);
 }
 
-absl::StatusOr<int64_t> SharedDiskRoot::FindReplaced(const SharedRootIo::Publication& publication) {
+absl::StatusOr<SharedRootIo::Replaced> SharedDiskRoot::FindReplaced(
+    const SharedRootIo::Publication& publication) {
   CKPTD_RETURN_IF_ERROR(CheckOpen());
-  CKPTD_ASSIGN_OR_RETURN(const int64_t sequence, store->SequenceAt(publication.save.tag));
-  if (sequence == 0 || sequence == publication.save.sequence) return sequence;
-  const absl::Status manifest =
-      store->MakeManifest(publication.save, FactsOf(publication), publication.digests).status();
-  if (IsForGood(manifest)) return 0;
-  CKPTD_RETURN_IF_ERROR(manifest);
-  return sequence;
+  absl::StatusOr<SharedRootStore::Replaced> found =
+      store->FindReplaced(publication.save, FactsOf(publication), publication.digests);
+  if (IsForGood(found.status()) || IsRefusal(found.status())) return SharedRootIo::Replaced();
+  CKPTD_RETURN_IF_ERROR(found.status());
+  return SharedRootIo::Replaced{found->sequence, std::move(found->pointers)};
 }
 
 absl::StatusOr<SharedRootIo::Published> SharedDiskRoot::Publish(
@@ -229,7 +231,7 @@ absl::StatusOr<SharedRootIo::Published> SharedDiskRoot::Publish(
   const absl::StatusOr<int64_t> published =
       store->Publish(publication.save, FactsOf(publication), publication.digests);
   if (published.ok()) return SharedRootIo::Published{*published, absl::OkStatus()};
-  if (ReasonOf(published.status()) == reason::kTagForeign)
+  if (IsRefusal(published.status()))
     return SharedRootIo::Published{0, published.status()};
   if (!IsForGood(published.status())) return published.status();
   // It is out of the way before anybody hears that it is given up: nobody can publish it after that.

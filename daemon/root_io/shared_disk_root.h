@@ -63,7 +63,7 @@ struct SharedDiskRoot : OpenedRoot {
   absl::Status BeginTerm(int64_t term);
   void EndTerm();
   absl::StatusOr<uint64_t> CheckRemovable(const std::string& tag, int64_t sequence);
-  absl::StatusOr<int64_t> FindReplaced(const SharedRootIo::Publication& publication);
+  absl::StatusOr<SharedRootIo::Replaced> FindReplaced(const SharedRootIo::Publication& publication);
   absl::StatusOr<SharedRootIo::Published> Publish(const SharedRootIo::Publication& publication);
   // Moves what has ended to the trash. Returns the names there that may be removed.
   absl::StatusOr<std::vector<std::string>> Sweep(int64_t last, const std::set<int64_t>& unfinished);

@@ -172,7 +172,7 @@ class SharedDiskRootIo : public DiskRootIo<SharedFilesIo, SharedDiskRoot> {
       return made.name;
     });
   }
-  void FindReplaced(const Publication& publication, Callback<absl::StatusOr<int64_t>> done) override {
+  void FindReplaced(const Publication& publication, Callback<absl::StatusOr<Replaced>> done) override {
     Ask(std::move(done), [publication](SharedDiskRoot& root) { return root.FindReplaced(publication); });
   }
   void Find(const SharedInflight& save, Callback<absl::StatusOr<SharedPlace>> done) override {

@@ -187,8 +187,10 @@ class SharedDiskRootIoTest : public ::testing::Test {
   }
   absl::StatusOr<int64_t> FindReplaced(Node& node, const SharedInflight& save,
                                        const std::map<std::string, std::string>& digests) {
-    return Wait<absl::StatusOr<int64_t>>(
+    const auto found = Wait<absl::StatusOr<SharedRootIo::Replaced>>(
         node, [&](auto done) { node.io->FindReplaced(PublicationOf(save, digests), std::move(done)); });
+    if (!found.ok()) return found.status();
+    return found->sequence;
   }
   void Save(Node& coordinator, const std::string& tag, int64_t sequence) {
     const SharedInflight save = MakeInflight(coordinator, tag, sequence);
@@ -294,6 +296,27 @@ TEST_F(SharedDiskRootIoTest, PartsThatMakeNoCheckpointAreGivenUpForGood) {
   const auto place =
       Wait<absl::StatusOr<SharedPlace>>(node(1), [&](auto done) { node(1).io->Find(save, std::move(done)); });
   EXPECT_EQ(place.value(), SharedPlace::kInTrash);
+}
+
+// It was written before the other rank of its node, whose record does not know of it, or after it.
+TEST_F(SharedDiskRootIoTest, MarkOfOneRankIsInTheRecordOfItsNode) {
+  OpenAll();
+  ASSERT_TRUE(BeginTerm(node(0), 1).ok());
+  for (const int suspect : {0, 1}) {
+    const SharedInflight save = MakeInflight(node(0), absl::StrCat("step_", suspect), suspect + 1);
+    ASSERT_TRUE(OpenPart(node(0), save).ok());
+    ASSERT_TRUE(OpenPart(node(2), save).ok());
+    std::vector<storage::v1::PartRecord> parts = {*Write(node(0), save, 0), *Write(node(0), save, 1)};
+    parts[static_cast<size_t>(suspect)].mutable_checkpoint()->set_suspect("NaN");
+    const std::map<std::string, std::string> digests = {
+        {node(0).name, *Finish(node(0), save, parts)},
+        {node(2).name, *Finish(node(2), save, {*Write(node(2), save, 2)})}};
+    ASSERT_EQ(Publish(node(0), save, digests)->in_the_way, 0);
+    const auto loaded = Load(node(0), save.tag, save.sequence);
+    ASSERT_TRUE(loaded.ok()) << loaded.status();
+    EXPECT_EQ(loaded->checkpoint.summary.suspect(), "NaN");
+    EXPECT_TRUE(loaded->checkpoint.summary.pointers().empty());
+  }
 }
 
 TEST_F(SharedDiskRootIoTest, AResaveWhosePartsMakeNoCheckpointReplacesNone) {

@@ -12,6 +12,7 @@
 #include "storage/base/reasons.h"
 #include "storage/base/status_macros.h"
 #include "storage/commit/checkpoint_dir.h"
+#include "storage/commit/commit_rules.h"
 #include "storage/format/names.h"
 
 namespace ckptd {
@@ -151,23 +152,15 @@ absl::Status PointerWriter::Remove(const std::string& name, const std::string& c
 
 absl::Status TakeOverPointers(FileSystem& fs, Handle root, const ManifestSummary& old,
                               ManifestSummary& summary) {
-  std::map<std::string, std::string> all(summary.pointers().begin(), summary.pointers().end());
   std::map<std::string, std::string> left(old.pointers().begin(), old.pointers().end());
-  for (const auto& named : all) left.erase(named.first);
+  for (const auto& named : summary.pointers()) left.erase(named.first);
   if (left.empty()) return absl::OkStatus();
   CKPTD_ASSIGN_OR_RETURN(const RootScan scan, ScanRoot(fs, root));
   for (const auto& [sequence, other] : scan.checkpoints) {
     if (sequence <= old.sequence()) continue;
     for (const auto& named : other.pointers()) left.erase(named.first);  // That pointer has moved on already.
   }
-  for (const auto& [name, content] : left) {
-    all[name] = content;
-    if (CheckPointers(summary.tag(), all).ok()) {
-      (*summary.mutable_pointers())[name] = content;
-    } else {
-      all.erase(name);
-    }
-  }
+  InheritPointers(left, summary);
   return absl::OkStatus();
 }
 

@@ -58,6 +58,7 @@
 #include "storage/base/reasons.h"
 #include "storage/base/status_macros.h"
 #include "storage/commit/checkpoint_dir.h"
+#include "storage/commit/commit_rules.h"
 #include "storage/commit/pointers.h"
 #include "storage/format/frame.h"
 #include "storage/format/manifest.h"
@@ -275,41 +276,13 @@ PublishResult SwapIn(const PublishContext& context, const Inflight& inflight, co
   return result;
 }
 
-// Fails if a younger save of the same tag was committed before this one.
-absl::Status CheckIsYounger(const Inflight& inflight, const Target& target) {
-  if (target.kind != TargetKind::kCheckpoint || target.summary.sequence() < inflight.sequence)
-    return absl::OkStatus();
-  return MakeError(
-      absl::StatusCode::kAborted, "SUPERSEDED",
-      absl::StrCat(inflight.tag, " holds sequence ", target.summary.sequence(), ", and this save has ",
-                   inflight.sequence, ": a younger save of the tag was committed first"),
-      {{"tag", inflight.tag}, {"sequence", absl::StrCat(inflight.sequence)}});
-}
-
-// Fails if a suspect checkpoint would take the place of one that is not.
-absl::Status CheckReplacesNoBetter(const ManifestSummary& summary, const Target& target) {
-  if (summary.suspect().empty() || target.kind != TargetKind::kCheckpoint ||
-      !target.summary.suspect().empty())
-    return absl::OkStatus();
-  return MakeError(absl::StatusCode::kFailedPrecondition, reason::kSuspect,
-                   absl::StrCat("the save of ", summary.tag(), " is suspect (", summary.suspect(),
-                                ") and does not replace the checkpoint of that tag (sequence ",
-                                target.summary.sequence(), "); save under another tag"),
-                   {{"tag", summary.tag()}, {"sequence", absl::StrCat(target.summary.sequence())}});
-}
-
 }  // namespace
 
 absl::StatusOr<Target> CheckedTarget(const Layout& layout, const Pins& pins, const std::string& tag) {
   CKPTD_RETURN_IF_ERROR(CheckTag(tag));
   CKPTD_ASSIGN_OR_RETURN(Target target, InspectTarget(*layout.fs, layout.root, tag));
-  if (target.kind == TargetKind::kForeign) return TagForeignError(tag, target.what);
-  if (target.kind == TargetKind::kCheckpoint && pins.Contains(tag, target.summary.sequence())) {
-    return MakeError(absl::StatusCode::kFailedPrecondition, "PINNED",
-                     absl::StrCat(tag, " is pinned (sequence ", target.summary.sequence(),
-                                  ") and cannot be replaced; unpin it, or save under another tag"),
-                     {{"tag", tag}});
-  }
+  const bool pinned = target.kind == TargetKind::kCheckpoint && pins.Contains(tag, target.summary.sequence());
+  CKPTD_RETURN_IF_ERROR(CheckTargetIsFree(tag, target, pinned));
   return target;
 }
 
@@ -321,9 +294,10 @@ Published PublishInflight(const PublishContext& context, const Inflight& infligh
   bool write_failed = false;
   const auto prepare = [&]() -> absl::StatusOr<Manifest> {
     CKPTD_ASSIGN_OR_RETURN(target, CheckedTarget(layout, context.pins, inflight.tag));
-    CKPTD_RETURN_IF_ERROR(CheckIsYounger(inflight, target));
-    CKPTD_RETURN_IF_ERROR(CheckReplacesNoBetter(summary, target));
     ManifestSummary whole = summary;
+    for (const PartRecord& part : parts) MergePart(part.checkpoint(), whole);
+    EndMerge(whole);
+    CKPTD_RETURN_IF_ERROR(CheckMayReplace(target, /*pinned=*/false, whole));
     if (target.kind == TargetKind::kCheckpoint)
       CKPTD_RETURN_IF_ERROR(TakeOverPointers(fs, layout.root, target.summary, whole));
     CKPTD_ASSIGN_OR_RETURN(Manifest manifest,

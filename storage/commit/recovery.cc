@@ -17,6 +17,7 @@
 #include "storage/base/errors.h"
 #include "storage/base/status_macros.h"
 #include "storage/commit/checkpoint_dir.h"
+#include "storage/commit/commit_rules.h"
 #include "storage/format/names.h"
 
 namespace ckptd {
@@ -89,10 +90,8 @@ absl::StatusOr<Assessment> Assess(FileSystem& fs, Handle dir, const InflightId& 
       found.summary = record->checkpoint();
       world_size = found.summary.world_size();
     }
-    // A record has the pointers that were known when it was written: at least those of its own rank.
-    found.summary.mutable_pointers()->insert(record->checkpoint().pointers().begin(),
-                                             record->checkpoint().pointers().end());
-    if (found.summary.suspect().empty()) found.summary.set_suspect(record->checkpoint().suspect());
+    // A record has what was known when it was written: at least what its own rank says.
+    MergePart(record->checkpoint(), found.summary);
     found.why_not = RecordFault(*record, id, found.summary);
     if (!found.why_not.empty()) {
       found.sequence = std::min(record->sequence(), id.sequence);
@@ -106,15 +105,14 @@ absl::StatusOr<Assessment> Assess(FileSystem& fs, Handle dir, const InflightId& 
     }
     found.parts.push_back(*std::move(record));
   }
-  if (!found.summary.suspect().empty()) found.summary.clear_pointers();
+  EndMerge(found.summary);
   return found;
 }
 
 // True for reasons why a complete directory is never published.
-bool IsRefusal(const absl::Status& status) {
+bool IsForGood(const absl::Status& status) {
   const std::string reason = ReasonOf(status);
-  return reason == "TAG_FOREIGN" || reason == "PINNED" || reason == "SUPERSEDED" || reason == "SUSPECT" ||
-         reason == "INVALID_ARGUMENT" || reason == "INVALID_TAG" || reason == "METRICS_TOO_LARGE";
+  return IsRefusal(status) || reason == "INVALID_ARGUMENT" || reason == "INVALID_TAG" || reason == "METRICS_TOO_LARGE";
 }
 
 absl::Status ToTrash(const PublishContext& context, const Inflight& inflight, int64_t sequence) {
@@ -139,7 +137,7 @@ absl::StatusOr<RecoveredSave> RecoverOne(const PublishContext& context, const st
       save.why = "complete";
       return save;
     }
-    if (result.outcome == PublishOutcome::kIndeterminate || !IsRefusal(result.status)) return result.status;
+    if (result.outcome == PublishOutcome::kIndeterminate || !IsForGood(result.status)) return result.status;
     save.why = std::string(result.status.message());
   }
   CKPTD_RETURN_IF_ERROR(ToTrash(context, inflight, found.sequence));

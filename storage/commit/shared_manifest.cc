@@ -10,6 +10,7 @@
 #include "storage/base/errors.h"
 #include "storage/base/status_macros.h"
 #include "storage/commit/checkpoint_dir.h"
+#include "storage/commit/commit_rules.h"
 #include "storage/commit/look_again.h"
 #include "storage/commit/shared_inflight.h"
 #include "storage/format/frame.h"
@@ -129,24 +130,6 @@ absl::Status AddFiles(const Parts& parts, Manifest& manifest) {
   return absl::OkStatus();
 }
 
-void AddPointers(const LedgerFacts& facts, const Parts& parts, ManifestSummary& summary) {
-  for (const NodePartRecord* part : parts) {
-    if (summary.suspect().empty()) summary.set_suspect(part->checkpoint().suspect());
-    summary.mutable_pointers()->insert(part->checkpoint().pointers().begin(),
-                                       part->checkpoint().pointers().end());
-  }
-  if (!summary.suspect().empty()) return summary.clear_pointers();
-  std::map<std::string, std::string> all(summary.pointers().begin(), summary.pointers().end());
-  for (const auto& [name, content] : facts.inherited_pointers) {
-    if (!all.try_emplace(name, content).second) continue;
-    if (CheckPointers(facts.tag, all).ok()) {
-      (*summary.mutable_pointers())[name] = content;
-    } else {
-      all.erase(name);
-    }
-  }
-}
-
 }  // namespace
 
 absl::StatusOr<std::vector<NodePartRecord>> ReadNodeParts(const SharedLayout& layout,
@@ -171,7 +154,9 @@ absl::StatusOr<Manifest> BuildSharedManifest(const LedgerFacts& facts,
   manifest.summary.set_format_version(kFormatVersion);
   manifest.summary.set_commit_time_us(facts.time_us);
   CKPTD_RETURN_IF_ERROR(AddFiles(ordered, manifest));
-  AddPointers(facts, ordered, manifest.summary);
+  for (const NodePartRecord* part : ordered) MergePart(part->checkpoint(), manifest.summary);
+  EndMerge(manifest.summary);
+  InheritPointers(facts.inherited_pointers, manifest.summary);
   CKPTD_RETURN_IF_ERROR(EncodeManifest(manifest).status());
   return manifest;
 }

@@ -5,8 +5,8 @@
 //   2. Sync every directory of the tree.
 //   3. Rename the in-flight directory to its tag, which is missing or an empty directory: the commit point.
 //      Sync both parents.
-//   3'. If something foreign is at the tag: rename the in-flight directory into trash, sync, and only then
-//   fail.
+//   3'. If something is at the tag that the save may not replace: rename the in-flight directory into trash,
+//   sync, and only then fail.
 //
 // A coordinator may be paused before any step, for longer than its lease; another one then does all of them,
 // and perhaps removes the checkpoint again, before the first goes on. That does no harm:
@@ -30,6 +30,7 @@
 #include "storage/base/status_macros.h"
 #include "storage/commit/checkpoint_dir.h"
 #include "storage/commit/checkpoint_tree.h"
+#include "storage/commit/commit_rules.h"
 #include "storage/commit/scan.h"
 #include "storage/commit/shared_removal.h"
 #include "storage/format/names.h"
@@ -74,21 +75,24 @@ absl::Status SyncTree(FileSystem& fs, Handle dir, const Manifest& manifest) {
 }
 
 // Step 3'.
-absl::Status GiveUp(const SharedLayout& layout, const SharedInflight& save, const std::string& what) {
+absl::Status GiveUp(const SharedLayout& layout, const SharedInflight& save, const absl::Status& why) {
   CKPTD_RETURN_IF_ERROR(layout.fs->Rename(layout.inflight.get(), save.name, layout.trash.get(), save.name,
                                           RenameMode::kReplace));
   CKPTD_RETURN_IF_ERROR(SyncParents(layout, layout.trash.get()));
-  return TagForeignError(save.tag, what);
+  return why;
 }
 
 // After the rename to the tag was refused because of what is there.
-absl::StatusOr<int64_t> Refused(const SharedLayout& layout, const SharedInflight& save) {
+absl::StatusOr<int64_t> Refused(const SharedLayout& layout, const SharedInflight& save,
+                                const ManifestSummary& summary, const std::set<int64_t>& pinned) {
   CKPTD_ASSIGN_OR_RETURN(const int64_t half_removed, SequenceBeingRemoved(layout, save.tag));
   if (half_removed != 0) return half_removed;
   CKPTD_ASSIGN_OR_RETURN(const Target target, InspectTarget(*layout.fs, layout.root, save.tag));
-  if (target.kind == TargetKind::kForeign) return GiveUp(layout, save, target.what);
-  if (target.kind == TargetKind::kCheckpoint && target.summary.sequence() != save.sequence) {
-    return target.summary.sequence();
+  const int64_t there = target.kind == TargetKind::kCheckpoint ? target.summary.sequence() : 0;
+  if (there != save.sequence) {
+    const absl::Status refused = CheckMayReplace(target, pinned.contains(there), summary);
+    if (!refused.ok()) return GiveUp(layout, save, refused);
+    if (there != 0) return there;
   }
   return absl::AbortedError(absl::StrCat(save.tag, " changes while ", save.name, " is renamed to it"));
 }
@@ -110,7 +114,8 @@ absl::StatusOr<SharedPlace> FindShared(const SharedLayout& layout, const SharedI
 }
 
 absl::StatusOr<int64_t> PublishShared(const SharedLayout& layout, const SharedInflight& save,
-                                      const Manifest& manifest, int64_t term) {
+                                      const Manifest& manifest, int64_t term,
+                                      const std::set<int64_t>& pinned) {
   FileSystem& fs = *layout.fs;
   CKPTD_ASSIGN_OR_RETURN(const std::string bytes, EncodeManifest(manifest));
   CKPTD_ASSIGN_OR_RETURN(const bool at_tag, IsAtTag(layout, save));
@@ -128,7 +133,7 @@ absl::StatusOr<int64_t> PublishShared(const SharedLayout& layout, const SharedIn
   const absl::Status renamed =
       fs.Rename(layout.inflight.get(), save.name, layout.root, save.tag, RenameMode::kReplace);
   const int error = ErrnoOf(renamed);
-  if (error == EEXIST || error == ENOTEMPTY || error == ENOTDIR) return Refused(layout, save);
+  if (error == EEXIST || error == ENOTEMPTY || error == ENOTDIR) return Refused(layout, save, manifest.summary, pinned);
   CKPTD_RETURN_IF_ERROR(renamed);
   CKPTD_RETURN_IF_ERROR(SyncParents(layout, layout.root));
   return 0;

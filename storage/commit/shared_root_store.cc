@@ -7,6 +7,7 @@
 #include "storage/base/reasons.h"
 #include "storage/base/status_macros.h"
 #include "storage/commit/checkpoint_dir.h"
+#include "storage/commit/commit_rules.h"
 #include "storage/commit/look_again.h"
 #include "storage/commit/root_sharing.h"
 #include "storage/commit/scan.h"
@@ -90,17 +91,8 @@ absl::Status SharedRootStore::CheckTarget(const std::string& tag, const std::vec
   CKPTD_RETURN_IF_ERROR(CheckTag(tag));
   CKPTD_ASSIGN_OR_RETURN(const int64_t half_removed, SequenceBeingRemoved(layout_, tag));
   CKPTD_ASSIGN_OR_RETURN(const Target target, InspectTarget(fs_, layout_.root, tag));
-  if (target.kind == TargetKind::kForeign && half_removed == 0) return TagForeignError(tag, target.what);
-  if (target.kind == TargetKind::kCheckpoint) {
-    std::map<int64_t, CommittedCheckpoint> one = {{target.summary.sequence(), {.summary = target.summary}}};
-    MarkCheckpoints(record_, one);
-    if (one.begin()->second.pinned) {
-      return MakeError(absl::StatusCode::kFailedPrecondition, reason::kPinned,
-                       absl::StrCat(tag, " is pinned (sequence ", target.summary.sequence(),
-                                    ") and cannot be replaced; unpin it, or save under another tag"),
-                       {{"tag", tag}});
-    }
-  }
+  if (half_removed == 0)
+    CKPTD_RETURN_IF_ERROR(CheckTargetIsFree(tag, target, Pinned().contains(target.summary.sequence())));
   return CheckPointerTargets(fs_, layout_.root, pointers);
 }
 
@@ -174,20 +166,35 @@ absl::StatusOr<int64_t> SharedRootStore::Publish(const SharedInflight& save, con
   CKPTD_ASSIGN_OR_RETURN(const SharedPlace place, FindShared(layout_, save));
   if (place == SharedPlace::kPublished) return 0;
   CKPTD_ASSIGN_OR_RETURN(const Manifest manifest, MakeManifest(save, facts, digests));
-  const absl::StatusOr<int64_t> published = PublishShared(layout_, save, manifest, term_.number);
+  const absl::StatusOr<int64_t> published = PublishShared(layout_, save, manifest, term_.number, Pinned());
   // Its node has said that the file is durable: its size is not seen yet, or somebody has cut or removed it.
   if (ReasonOf(published.status()) == reason::kShortFile)
     return LookAgain(absl::StrCat("a file of ", save.tag), published.status());
   return published;
 }
 
-absl::StatusOr<std::map<std::string, std::string>> SharedRootStore::InheritedPointers(
-    const ManifestSummary& replaced, const ManifestSummary& save) {
-  ManifestSummary whole = save;
-  CKPTD_RETURN_IF_ERROR(TakeOverPointers(fs_, layout_.root, replaced, whole));
-  std::map<std::string, std::string> inherited(whole.pointers().begin(), whole.pointers().end());
-  for (const auto& own : save.pointers()) inherited.erase(own.first);
-  return inherited;
+std::set<int64_t> SharedRootStore::Pinned() const {
+  std::set<int64_t> pinned;
+  for (const auto& pin : record_.pins().pins()) pinned.insert(pin.sequence());
+  return pinned;
+}
+
+absl::StatusOr<SharedRootStore::Replaced> SharedRootStore::FindReplaced(
+    const SharedInflight& save, const LedgerFacts& facts,
+    const std::map<std::string, std::string>& digests) {
+  CKPTD_ASSIGN_OR_RETURN(const int64_t sequence, SequenceAt(save.tag));
+  if (sequence == 0 || sequence == save.sequence) return Replaced{sequence, {}};
+  CKPTD_ASSIGN_OR_RETURN(const Manifest manifest, MakeManifest(save, facts, digests));
+  CKPTD_ASSIGN_OR_RETURN(const Target target, InspectTarget(fs_, layout_.root, save.tag));
+  // Of one whose removal has begun, the pointers were released before.
+  if (target.kind != TargetKind::kCheckpoint) return Replaced{sequence, {}};
+  CKPTD_RETURN_IF_ERROR(
+      CheckMayReplace(target, Pinned().contains(target.summary.sequence()), manifest.summary));
+  ManifestSummary whole = manifest.summary;
+  CKPTD_RETURN_IF_ERROR(TakeOverPointers(fs_, layout_.root, target.summary, whole));
+  Replaced replaced{target.summary.sequence(), {whole.pointers().begin(), whole.pointers().end()}};
+  for (const auto& own : manifest.summary.pointers()) replaced.pointers.erase(own.first);
+  return replaced;
 }
 
 absl::Status SharedRootStore::Discard(const std::string& name) { return DiscardShared(layout_, name); }

@@ -28,6 +28,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -113,10 +114,14 @@ class SharedRootStore {
   // After BeginTerm, like all that follows but for removals.
   absl::StatusOr<int64_t> Publish(const SharedInflight& save, const LedgerFacts& facts,
                                   const std::map<std::string, std::string>& digests);
-  // What a save that replaces the checkpoint of this summary takes over; for LedgerFacts, before the ledger
-  // fixes them.
-  absl::StatusOr<std::map<std::string, std::string>> InheritedPointers(
-      const storage::v1::ManifestSummary& replaced, const storage::v1::ManifestSummary& save);
+  // Which checkpoint the save replaces, and which pointers it takes over from it: for LedgerFacts, before the
+  // ledger fixes them. An error of CheckMayReplace (commit_rules.h), or of MakeManifest: it replaces none.
+  struct Replaced {
+    int64_t sequence = 0;  // 0: none.
+    std::map<std::string, std::string> pointers;
+  };
+  absl::StatusOr<Replaced> FindReplaced(const SharedInflight& save, const LedgerFacts& facts,
+                                        const std::map<std::string, std::string>& digests);
   // As this node sees them now; the ledger says which of them have ended.
   absl::StatusOr<std::vector<SharedInflight>> InFlight() { return ListInFlight(layout_); }
   absl::StatusOr<std::vector<SharedInflight>> InTrash() { return ListInTrash(layout_); }
@@ -146,6 +151,7 @@ class SharedRootStore {
   SharedRootStore(SharedLayout layout, Clock* clock, SharedRootStoreOptions options);
   absl::Status Probe();
   absl::Status CheckTermBegun() const;
+  std::set<int64_t> Pinned() const;
 
   const SharedLayout layout_;
   FileSystem& fs_;

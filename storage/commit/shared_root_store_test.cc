@@ -187,15 +187,13 @@ TEST_F(SharedRootStoreTest, ReplacedCheckpointGoesFirstAndItsPointersAreInherite
   const Store coordinator = Open("a");
   ASSERT_TRUE(coordinator->BeginTerm(1).ok());
   Save(*coordinator, "step_1", 5, {{"latest", "step_1"}, {"mine", "5"}});
-  const auto replaced = coordinator->Scan()->checkpoints.at(5).summary;
   const auto save = coordinator->MakeInflight("step_1", 6);
   ASSERT_TRUE(save.ok());
-  storage::v1::ManifestSummary own;
-  own.set_tag("step_1");
-  (*own.mutable_pointers())["mine"] = "6";
-  EXPECT_THAT(coordinator->InheritedPointers(replaced, own).value(),
-              ElementsAre(::testing::Pair("latest", "step_1")));
-  EXPECT_EQ(Publish(*coordinator, *save).value(), 5);
+  EXPECT_EQ(Publish(*coordinator, *save, {{"mine", "6"}}).value(), 5);
+  const auto replaced = coordinator->FindReplaced(*save, FactsOf(*save), digests_);
+  ASSERT_TRUE(replaced.ok()) << replaced.status();
+  EXPECT_EQ(replaced->sequence, 5);
+  EXPECT_THAT(replaced->pointers, ElementsAre(::testing::Pair("latest", "step_1")));
   Remove(*coordinator, "step_1", 5);
   EXPECT_EQ(coordinator->Publish(*save, FactsOf(*save), digests_).value(), 0);
   EXPECT_EQ(coordinator->OpenCheckpoint("step_1", 5).status().code(), absl::StatusCode::kNotFound);

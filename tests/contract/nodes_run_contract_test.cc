@@ -142,6 +142,10 @@ class NodesRunContract : public ::testing::TestWithParam<EtcdKind> {
     return nullptr;
   }
   Node& Other() { return &all_[0] == Coordinator() ? all_[1] : all_[0]; }
+  Node& LivingOther() {
+    return *std::find_if(all_.begin(), all_.end(),
+                         [this](const Node& node) { return node.run != nullptr && &node != Coordinator(); });
+  }
   void CutOff(Node& node, bool cut) {
     static_cast<SimulatedEtcd::Client*>(nodes_.ClientOf(*node.registration))->CutOff(cut);
   }
@@ -916,7 +920,7 @@ TEST_P(NodesRunContract, CheckpointThatIsPutBackAfterItsRemovalIsACheckpointAgai
   RunFor(seconds(20));
   EXPECT_TRUE(root_.tags.contains("step_1")) << "nobody has decided on this one";
   EXPECT_EQ(Shown(*Coordinator(), 1), "");
-  auto reader = Open(Other(), "step_1", 1);
+  auto reader = Open(LivingOther(), "step_1", 1);
   ASSERT_TRUE(reader.ok()) << reader.status();
   std::optional<absl::Status> evicted;
   Coordinator()->io->Evict("step_1", 1, [&](const absl::Status& status) { evicted = status; });
@@ -956,15 +960,15 @@ TEST_P(NodesRunContract, WhatASaveReplacesStaysIfNobodyKnowsWhetherItWasPublishe
   RunUntilAllHeard("step_1", "UNKNOWN");
   RunFor(seconds(20));
   EXPECT_EQ(root_.tags["step_1"], 1) << "it may be all that there is";
+  for (Node& node : all_) node.root_changes = 0;
   const auto settled = Ask<absl::StatusOr<SharedRun::Settled>>(
       [&](auto done) { Coordinator()->run->SettleSave("step_1", false, std::move(done)); });
   ASSERT_TRUE(settled.ok()) << settled.status();
-  for (Node& node : all_) node.root_changes = 0;
   RunFor(seconds(20));
   EXPECT_GT(Coordinator()->root_changes, 0);
   EXPECT_EQ(root_.tags["step_1"], 1);
   EXPECT_EQ(Shown(*Coordinator(), 1), "");
-  EXPECT_EQ(Shown(Other(), 1), "");
+  EXPECT_EQ(Shown(LivingOther(), 1), "");
 }
 
 TEST_P(NodesRunContract, WhatASaveReplacesStaysIfThatHasFailed) {

@@ -80,7 +80,7 @@ class SavePublicationContract : public SpanningSaves {
   }
   absl::StatusOr<Publishing> TryPublish(const SharedSave& save, int64_t time_us = 7, int64_t replaces = 0) {
     return Await<absl::StatusOr<Publishing>>(
-        [&](auto answer) { publication_->Publish(save, office_, time_us, replaces, std::move(answer)); });
+        [&](auto answer) { publication_->Publish(save, office_, time_us, {replaces}, std::move(answer)); });
   }
   // "PUBLISHING", or what it waits for.
   std::string Publish(const SharedSave& save, int64_t replaces = 0) {
@@ -311,7 +311,7 @@ TEST_P(SavePublicationContract, OfAReaderAndARemovalThatMeetOneFails) {
   CheckpointReaders first = ReadersOn(first_), second = ReadersOn(second_);
   std::optional<absl::Status> begun, evicting;
   second.Begin(1, [&](absl::Status status) { begun = std::move(status); });
-  first.Evict(1, {}, office_, [&](absl::Status status) { evicting = std::move(status); });
+  first.Evict({.sequence = 1}, {}, office_, [&](absl::Status status) { evicting = std::move(status); });
   etcd_.caller().RunUntil([&] { return begun && evicting; });
   EXPECT_NE(begun->ok(), evicting->ok()) << *begun << " and " << *evicting;
 }

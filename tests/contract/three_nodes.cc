@@ -437,6 +437,7 @@ void ThreeNodes::CheckSave(int64_t sequence, const std::vector<SaveState>& histo
   const auto manifests = root_.manifests.find(sequence);
   if (manifests == root_.manifests.end()) return;
   std::string manifest = absl::StrCat(last.time_us());
+  for (const auto& [name, content] : last.inherited_pointers()) absl::StrAppend(&manifest, " ", name);
   for (const Node& node : all_) absl::StrAppend(&manifest, " ", node.name, "=of ", node.name, " ", sequence);
   for (const std::string& written : manifests->second) EXPECT_EQ(written, manifest) << "of two coordinators";
 }

@@ -340,3 +340,25 @@ def test_only_bytes_that_the_disk_has_lost_are_corrupt(
     monkeypatch.setattr(native, "read_verified", lambda *_: fault)
     with ckptd.open_root(str(tmp_path)).open() as checkpoint, pytest.raises(kind):
         checkpoint.read("m.bin")
+
+
+def shared_record(damages: List[Any]) -> bytes:
+    message = storage.SharedRunRecord(format_version=1, damages=storage.DamageRecord(damages=damages)).SerializeToString()
+    return struct.pack("<8sIII", b"CKPTDSRR", 1, len(message), native.crc32c(message)) + message
+
+
+def test_open_root_knows_the_damage_marks_of_a_shared_root(root: pathlib.Path, caplog: Any) -> None:
+    shared = root / ".ckptd/shared"
+    shared.mkdir()
+    marked = storage.Damage(tag="step_2", sequence=5, message="chunk 3")
+    (shared / "record.2").write_bytes(shared_record([storage.Damage(tag="step_9", sequence=4, message="repaired since")]))
+    (shared / "record.10").write_bytes(shared_record([marked]))  # The one of the highest term counts.
+    (shared / "record.x").write_text("of nobody")
+    opened = ckptd.open_root(root)
+    assert [(info.tag, info.damage) for info in opened.list()] == [("step_2", "chunk 3"), ("step_9", "")]
+    latest = opened.latest()
+    assert latest is not None and latest.tag == "step_9"
+    assert not caplog.records
+    (shared / "record.10").write_bytes(b"torn")
+    assert [info.damage for info in opened.list()] == ["", ""]
+    assert "record.10 cannot be read" in caplog.text

@@ -179,7 +179,7 @@ class SimSharedFiles : public SharedFilesIo {
   void BeginTerm(int64_t term, Callback<absl::Status> done) override;
   void MakeInflight(const std::string& tag, int64_t sequence,
                     Callback<absl::StatusOr<std::string>> done) override;
-  void FindReplaced(const Publication& publication, Callback<absl::StatusOr<int64_t>> done) override;
+  void FindReplaced(const Publication& publication, Callback<absl::StatusOr<Replaced>> done) override;
   void Find(const SharedInflight& save, Callback<absl::StatusOr<SharedPlace>> done) override;
   void Publish(const Publication& publication, Callback<absl::StatusOr<Published>> done) override;
   void EndTerm() override { coordinates_ = false; }

@@ -292,18 +292,19 @@ void SimSharedFiles::MakeInflight(const std::string& tag, int64_t sequence,
       [this, tag, sequence] { return disk_.MakeInflight(node_, tag, sequence); });
 }
 
-void SimSharedFiles::FindReplaced(const Publication& publication, Callback<absl::StatusOr<int64_t>> done) {
-  Ask<absl::StatusOr<int64_t>>(disk_.Latency(microseconds(50), milliseconds(2)), std::move(done),
-                               [this, save = publication.save]() -> absl::StatusOr<int64_t> {
-                                 if (disk_.Hits(disk_.faults_.open))
-                                   return ErrnoError(EIO, "looking at a tag");
-                                 const SharedDisk::Names view = disk_.View(node_);
-                                 if (disk_.PartsConflict(save.sequence)) return 0;
-                                 const auto found = view.tags.find(save.tag);
-                                 if (found != view.tags.end()) return found->second->summary.sequence();
-                                 const auto half = view.half_removed.find(save.tag);
-                                 return half == view.half_removed.end() ? 0 : half->second;
-                               });
+void SimSharedFiles::FindReplaced(const Publication& publication, Callback<absl::StatusOr<Replaced>> done) {
+  Ask<absl::StatusOr<Replaced>>(disk_.Latency(microseconds(50), milliseconds(2)), std::move(done),
+                                [this, save = publication.save]() -> absl::StatusOr<Replaced> {
+                                  if (disk_.Hits(disk_.faults_.open))
+                                    return ErrnoError(EIO, "looking at a tag");
+                                  const SharedDisk::Names view = disk_.View(node_);
+                                  if (disk_.PartsConflict(save.sequence)) return Replaced();
+                                  const auto found = view.tags.find(save.tag);
+                                  if (found != view.tags.end())
+                                    return Replaced{found->second->summary.sequence()};
+                                  const auto half = view.half_removed.find(save.tag);
+                                  return Replaced{half == view.half_removed.end() ? 0 : half->second};
+                                });
 }
 
 void SimSharedFiles::Find(const SharedInflight& save, Callback<absl::StatusOr<SharedPlace>> done) {

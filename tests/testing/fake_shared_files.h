@@ -94,7 +94,7 @@ class FakeSharedFiles : public SharedFilesIo {
                     ckptd::Callback<absl::StatusOr<std::string>> done) override {
     coordinator_->MakeInflight(tag, sequence, std::move(done));
   }
-  void FindReplaced(const Publication& publication, ckptd::Callback<absl::StatusOr<int64_t>> done) override {
+  void FindReplaced(const Publication& publication, ckptd::Callback<absl::StatusOr<Replaced>> done) override {
     coordinator_->FindReplaced(publication, std::move(done));
   }
   void Find(const SharedInflight& save, ckptd::Callback<absl::StatusOr<SharedPlace>> done) override {

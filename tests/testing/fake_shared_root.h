@@ -88,14 +88,14 @@ class FakeSharedRoot {
           "MakeInflight", [=](FakeSharedRoot& root) { return root.MakeInflight(tag, sequence); },
           std::move(done));
     }
-    void FindReplaced(const Publication& publication, Callback<absl::StatusOr<int64_t>> done) override {
-      Do<absl::StatusOr<int64_t>>(
+    void FindReplaced(const Publication& publication, Callback<absl::StatusOr<Replaced>> done) override {
+      Do<absl::StatusOr<Replaced>>(
           "FindReplaced",
-          [publication](FakeSharedRoot& root) -> absl::StatusOr<int64_t> {
+          [publication](FakeSharedRoot& root) -> absl::StatusOr<Replaced> {
             const auto at_tag = root.tags.find(publication.save.tag);
-            if (at_tag == root.tags.end() || root.hidden.contains(at_tag->second)) return 0;
+            if (at_tag == root.tags.end() || root.hidden.contains(at_tag->second)) return Replaced();
             EXPECT_FALSE(publication.digests.empty());
-            return root.parts_conflict ? 0 : at_tag->second;
+            return root.parts_conflict ? Replaced() : Replaced{at_tag->second, {{"latest", at_tag->first}}};
           },
           std::move(done));
     }
@@ -220,6 +220,7 @@ class FakeSharedRoot {
   }
   static std::string ManifestOf(const SharedRootIo::Publication& publication) {
     std::string text = absl::StrCat(publication.time_us);
+    for (const auto& [name, content] : publication.inherited_pointers) absl::StrAppend(&text, " ", name);
     for (const auto& [node, digest] : publication.digests) absl::StrAppend(&text, " ", node, "=", digest);
     return text;
   }
