@@ -416,6 +416,7 @@ Daemon::Event Daemon::WaitForEvent(Duration timeout) {
 int Daemon::Serve() {
   last_busy_ = SystemClock().Now();
   bool has_deadline = true;
+  bool is_left = false;  // Its last keeper has said Goodbye.
   while (true) {
     const Duration turn = watchdog_ ? std::min(kTurn, *watchdog_ / 4) : kTurn;
     const Event event = WaitForEvent(turn);
@@ -429,8 +430,11 @@ int Daemon::Serve() {
     attaches_->Expire();
     root_recovery_->RetryDue();
     if (!options_.is_private) continue;
+    // The sessions that are no keepers, such as those of ranks that were only given the endpoint, still need it.
+    if (keepers_left_.exchange(false)) is_left = true;
+    if (sessions_.keepers() > 0) is_left = false;
     // A private daemon drains without a deadline, because nobody waits for its end.
-    if (keepers_left_.exchange(false) && sessions_.CloseToKeepers()) {
+    if (is_left && sessions_.sessions() == 0 && sessions_.CloseToKeepers()) {
       Log(LogLevel::kInfo, "the last keeper has left: publishing sealed saves");
       has_deadline = false;
       break;

@@ -12,8 +12,8 @@ namespace ckptd {
 
 struct DaemonOptions {
   config::v1::DaemonConfig config;  // Complete and checked (LoadConfig).
-  // A private daemon ends by itself: when its last keeper has said Goodbye and all sealed saves are
-  // published, or when it had neither a session nor a sealed save for `idle_timeout`.
+  // A private daemon ends by itself: when its last keeper has said Goodbye, no other session is open and all
+  // sealed saves are published, or when it had neither a session nor a sealed save for `idle_timeout`.
   bool is_private = false;
   Duration idle_timeout = std::chrono::seconds(300);
   std::function<LoadedConfig()> reload;  // Reads the configuration again, at SIGHUP. May be null.

@@ -333,11 +333,24 @@ def test_missing_root_does_not_block_recovery_of_others(daemon: Any, trainer: Ca
 def test_private_daemon_ends_when_last_keeper_leaves(daemon: Any, session: Callable[..., Any]) -> None:
     daemon.start("--private")
     keepers = [session(daemon, keeper=True) for _ in range(2)]
-    session(daemon)
     keepers[0].goodbye()
     daemon.status()
     assert daemon.process.poll() is None
     keepers[1].goodbye()
+    assert daemon.wait() == 0
+    assert "the last keeper has left" in daemon.log()
+
+
+@pytest.mark.parametrize("how", ["goodbye", "close"])
+def test_private_daemon_serves_who_is_connected_after_the_last_keeper_has_left(
+    how: str, daemon: Any, session: Callable[..., Any]
+) -> None:
+    daemon.start("--private")
+    keeper, other = session(daemon, keeper=True), session(daemon)
+    keeper.goodbye()
+    with pytest.raises(subprocess.TimeoutExpired):
+        daemon.process.wait(3)  # Longer than the daemon takes to look.
+    getattr(other, how)()
     assert daemon.wait() == 0
     assert "the last keeper has left" in daemon.log()
 
@@ -360,8 +373,10 @@ def test_private_daemon_publishes_sealed_save_before_exit(
     root.mkdir()
     data = os.urandom(20 << 20)
     keeper = session(daemon, keeper=True)
-    trainer(daemon, root).seal("step_1", data)
+    saver = trainer(daemon, root)
+    saver.seal("step_1", data)
     keeper.goodbye()
+    saver.close()
     assert daemon.wait() == 0
     assert (root / "step_1" / "model.bin").read_bytes() == data
 

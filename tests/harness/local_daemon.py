@@ -42,9 +42,16 @@ class Daemon:
         Without the wait a busy machine's next one would join the daemon, which has not heard yet that nobody needs it.
         """
         self.local.stop()
+        self._end()
         until(lambda: not alive(self.pid), "the daemon's end")
         self.local = ckptd.LocalDaemon(self.folder, **self.options).start()
         self.pid = self.local.pid
+
+    def _end(self) -> None:
+        """Asks the daemon to end although trainers are connected."""
+        if alive(self.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGTERM)
 
     def log(self) -> str:
         with open(os.path.join(self.folder, "ckptd.log"), encoding="utf-8", errors="replace") as file:
@@ -54,6 +61,7 @@ class Daemon:
         pid = self.pid
         with contextlib.suppress(ckptd.CkptdError):
             self.local.stop()
+        self._end()
         with contextlib.suppress(AssertionError):
             until(lambda: not alive(pid), "the daemon's end", 20)
         if alive(pid):

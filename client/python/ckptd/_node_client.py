@@ -23,8 +23,8 @@ class NodeClient:
     def __init__(self, name: str, endpoint: Optional[str] = None, pool_bytes: Optional[int] = None) -> None:
         """
         Args:
-            name: of the adapter's module in this package; private daemons of different adapters are different.
-            pool_bytes: the memory of a private daemon. Default: a quarter of this machine's memory
+            name: of the adapter's module in this package, for messages.
+            pool_bytes: the most memory of a private daemon. Default: a quarter of this machine's memory
         """
         self._name = name
         self._endpoint = endpoint
@@ -58,17 +58,18 @@ class NodeClient:
             private.stop()
 
     def _start_private(self) -> str:
-        folder = os.path.join(tempfile.gettempdir(), f"ckptd-{self._name}-{os.getuid()}")
+        folder = os.path.join(tempfile.gettempdir(), f"ckptd-{os.getuid()}")  # One for all adapters of this user.
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         pool = self._pool_bytes or max(1 << 30, memory // _POOL_DIVISOR)
         _log.info(
-            "ckptd: there is neither $CKPTD_ENDPOINT nor a service, so all ranks use a private daemon in %s with a pool of %d MiB; "
+            "ckptd: there is neither $CKPTD_ENDPOINT nor a service, so all ranks use a private daemon in %s with up to %d MiB; "
             "choose another one with ckptd.%s.configure()",
             folder,
             pool >> 20,
             self._name,
         )
-        self._private = LocalDaemon(folder, pool_bytes=pool).start()
+        # It takes memory when a save needs it, and not when an adapter is installed.
+        self._private = LocalDaemon(folder, pool_bytes=pool, populate_bytes=0).start()
         return self._private.endpoint
 
 

@@ -97,8 +97,8 @@ class Process:
                 service, else a private daemon that all ranks of this user on this machine share
             commit_timeout (float): seconds from a save's first rank to its last. Default: 600
             timeout (float): seconds to wait for the disk after that, also at the end of the process. Default: 3600
-            pool_bytes (int, optional): the memory of a private daemon. Default: a quarter of this machine's
-                memory
+            pool_bytes (int, optional): the most memory of a private daemon, which takes it when saves need it. Default:
+                a quarter of this machine's memory
 
         Raises:
             ValueError: a timeout is not more than 0 seconds.

@@ -1,5 +1,6 @@
 """A private daemon, for a user without the system service and without root."""
 
+import atexit
 import fcntl
 import hashlib
 import logging
@@ -19,9 +20,11 @@ from typing import Any, Optional, Tuple, Union
 from ckptd import errors
 from ckptd._client import Client
 from ckptd._paths import directory_path
+from ckptd._session import starters
 
 _log = logging.getLogger("ckptd")
 _START_SECONDS = 30.0
+_RESTART_PAUSE_SECONDS = 5.0  # At least, between two starts of a daemon that ends again and again.
 # Bytes. A Unix socket allows 107, and the hand-off socket's path has 8 more than this one.
 _MAX_SOCKET_PATH = 99
 _BACKENDS = {"auto": "BACKEND_AUTO", "io_uring": "BACKEND_IO_URING", "threads": "BACKEND_THREADS"}
@@ -79,12 +82,16 @@ class LocalDaemon:
     ends.
 
     The daemon outlives the process that started it, until everything that is sealed is published. Then it
-    ends at once if its last user has left the ``with`` block, or after ``idle_timeout`` if its users have
-    died. It does not survive what ends every process of a container, a cgroup or a login session.
+    ends at once if its last user has left the ``with`` block and no other process is connected, or after
+    ``idle_timeout`` if its users have died. A process that does not call :meth:`stop` uses it to its end. If the
+    daemon ends before, such as by an out-of-memory kill, a client of this process that needs it starts it again. It
+    does not survive what ends every process of a container, a cgroup or a login session.
 
     Args:
         folder (str or os.PathLike): for its configuration, state and log; made if it is missing.
         pool_bytes (int or str): memory for saves in flight, such as ``"8GiB"``; at least 8 MiB. Default: 1 GiB
+        populate_bytes (int or str, optional): how much of that the daemon takes from the system before a save needs
+            it. What it does not take at its start makes the first saves slower. Default: all of it
         idle_timeout (float): seconds, see above. Default: 300
         io_backend (str): ``"auto"``, ``"io_uring"`` or ``"threads"``. Default: ``"auto"``
         log_level (str): of the daemon's log. Default: ``"info"``
@@ -105,10 +112,14 @@ class LocalDaemon:
         io_backend: str = "auto",
         log_level: str = "info",
         trash_grace: int = 0,
+        populate_bytes: "Optional[Union[int, str]]" = None,
     ) -> None:
         pool_bytes = _bytes_of(pool_bytes)
         if pool_bytes < 8 << 20:
             raise ValueError(f"pool_bytes is {pool_bytes}; it must be at least {8 << 20}")
+        populate_bytes = pool_bytes if populate_bytes is None else _bytes_of(populate_bytes, "populate_bytes")
+        if not 0 <= populate_bytes <= pool_bytes:
+            raise ValueError(f"populate_bytes is {populate_bytes}; it must be 0 to pool_bytes, which is {pool_bytes}")
         if idle_timeout < 0:
             raise ValueError(f"idle_timeout is {idle_timeout}; it must be at least 0 seconds")
         if io_backend not in _BACKENDS:
@@ -117,6 +128,7 @@ class LocalDaemon:
             raise ValueError(f"trash_grace is {trash_grace}; it must be 0 to 31536000 seconds (a year)")
         self.folder = directory_path(folder, "folder")
         self.pool_bytes = pool_bytes
+        self.populate_bytes = populate_bytes
         self.idle_timeout = idle_timeout
         self.io_backend = io_backend
         self.log_level = log_level
@@ -125,6 +137,8 @@ class LocalDaemon:
         self.socket_path = os.path.join(_socket_folder(self.folder), "ckptd.sock")
         self.endpoint = f"unix:{self.socket_path}"
         self._keeper: Optional[Client] = None
+        self._lock = threading.Lock()  # Of starting again.
+        self._started_at = 0.0  # time.monotonic() of the last start.
 
     def start(self) -> "LocalDaemon":
         """Starts or joins the daemon, as entering the ``with`` block does.
@@ -135,20 +149,42 @@ class LocalDaemon:
             Refused: another user could write to the folder.
             NotFound: the program ckptd is not installed.
         """
-        for folder in {self.folder, os.path.dirname(self.socket_path)}:
-            _make_private(folder)
-        deadline = time.monotonic() + 2 * _START_SECONDS
-        with open(os.path.join(self.folder, "start.lock"), "a", encoding="ascii", opener=_open_private) as lock:
-            self._take(lock, deadline)
-            self._keeper = self._join(deadline) or self._spawn()
+        self._keeper = self._join_or_spawn()
+        starters.add(self.endpoint, self._start_again)
+        _at_exit()
         return self
 
     def stop(self) -> None:
         """Leaves the daemon, as leaving the ``with`` block does.
 
-        After the last user it publishes what is sealed and ends.
+        After the last user, and when no other process is connected, it publishes what is sealed and ends.
         """
+        starters.remove(self.endpoint, self._start_again)
         keeper, self._keeper = self._keeper, None
+        if keeper is not None:
+            keeper.close()
+
+    def _join_or_spawn(self) -> Client:
+        """Returns a client that keeps the daemon alive."""
+        for folder in {self.folder, os.path.dirname(self.socket_path)}:
+            _make_private(folder)
+        deadline = time.monotonic() + 2 * _START_SECONDS
+        with open(os.path.join(self.folder, "start.lock"), "a", encoding="ascii", opener=_open_private) as lock:
+            self._take(lock, deadline)
+            return self._join(deadline) or self._spawn()
+
+    def _start_again(self) -> None:
+        """Starts or joins the daemon, which has ended. errors.Unavailable if it was started a moment ago."""
+        with self._lock:
+            if time.monotonic() - self._started_at < _RESTART_PAUSE_SECONDS:
+                raise errors.Unavailable(
+                    f"the private daemon of {self.folder} has ended, or could not be started, a moment ago; its log "
+                    f"{self.log_path} says why",
+                    reason="UNAVAILABLE",
+                )
+            self._started_at = time.monotonic()
+            _log.warning("ckptd: the private daemon of %s has ended, and is started again; see %s", self.folder, self.log_path)
+            keeper, self._keeper = self._keeper, self._join_or_spawn()
         if keeper is not None:
             keeper.close()
 
@@ -240,12 +276,13 @@ class LocalDaemon:
         return Client(self.endpoint, keeper=True)
 
     def _configuration(self) -> str:
+        ahead = f" populate_ahead_bytes: {self.populate_bytes}" if self.populate_bytes != self.pool_bytes else ""
         return (
             "# Written by ckptd.LocalDaemon at each start.\n"
             f"socket_path: {_quoted(self.socket_path)}\n"
             'socket_mode: "0600"\n'
             f"state_directory: {_quoted(os.path.join(self.folder, 'state'))}\n"
-            f"pool {{ bytes: {self.pool_bytes} }}\n"
+            f"pool {{ bytes: {self.pool_bytes}{ahead} }}\n"
             f"io {{ backend: {_BACKENDS[self.io_backend]} }}\n"
             "metrics { port: -1 }\n"
             f"limits {{ trash_grace_seconds: {int(self.trash_grace)} }}\n"
@@ -329,13 +366,25 @@ def _open_private(path: str, flags: int) -> int:
     return descriptor
 
 
-def _bytes_of(size: "Union[int, str]") -> int:
+_registered = False
+
+
+def _at_exit() -> None:
+    """Has the process start no daemon again while it ends. The clients of a process close after that."""
+    global _registered
+    if not _registered:
+        _registered = True
+        # Handlers run in the reverse order, and the keeper has just registered the one of all clients.
+        atexit.register(starters.clear)
+
+
+def _bytes_of(size: "Union[int, str]", name: str = "pool_bytes") -> int:
     """Returns a number of bytes; a str has a unit, such as "8GiB"."""
     if not isinstance(size, str):
         return int(size)
     found = re.fullmatch(r"(\d+) ?([KMGT])iB", size.strip())
     if found is None:
-        raise ValueError(f'pool_bytes is "{size}"; it must be a number of bytes, or such as "8GiB" or "512MiB"')
+        raise ValueError(f'{name} is "{size}"; it must be a number of bytes, or such as "8GiB" or "512MiB"')
     return int(found[1]) << 10 * ("KMGT".index(found[2]) + 1)
 
 

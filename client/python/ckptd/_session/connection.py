@@ -6,6 +6,7 @@ import time
 from typing import Callable, Optional, TypeVar
 
 from ckptd import errors
+from ckptd._session import starters
 from ckptd._session.outage import Outage
 from ckptd._session.session import Session, is_transient
 
@@ -76,13 +77,23 @@ class Connection:
             self._last_daemon = old.daemon_instance
             self.outage.begin("it closed the connection")
         try:
-            session = Session(self._endpoint, self._instance, self._keeper, must_share, self._timeout)
+            session = self._open_or_start(must_share)
         except errors.Unavailable as error:
             if self._last_daemon:
                 self.outage.begin(getattr(error.__cause__, "strerror", None) or str(error))
             raise
         self.outage.end(daemon_is_new=session.daemon_instance != self._last_daemon)
         return session
+
+    def _open_or_start(self, must_share: bool) -> Session:
+        """Opens a session. Where nothing answers, it starts the private daemon of this process, if it has one there."""
+        try:
+            return Session(self._endpoint, self._instance, self._keeper, must_share, self._timeout)
+        except errors.Unavailable:
+            # A keeper waits until somebody needs the daemon; a start makes one itself.
+            if self._keeper or not starters.start(self._endpoint):
+                raise
+        return Session(self._endpoint, self._instance, self._keeper, must_share, self._timeout)
 
     def peek(self) -> Optional[Session]:
         """Returns the last session, which may have ended, without opening one."""

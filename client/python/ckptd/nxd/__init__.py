@@ -63,7 +63,7 @@ def configure(
             process group as pure data parallelism
         commit_timeout (float): seconds from a save's first rank to its last. Default: 600
         timeout (float): seconds to wait for the disk after that. Default: 3600
-        pool_bytes (int, optional): the memory of a private daemon. Default: a quarter of this machine's
+        pool_bytes (int, optional): the most memory of a private daemon. Default: a quarter of this machine's
             memory
         safe_globals (Sequence): classes that the states of models and optimizers may hold, beside those of
             torch.
