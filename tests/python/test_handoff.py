@@ -10,6 +10,8 @@ import gc
 import os
 import pathlib
 import socket
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -18,6 +20,7 @@ from typing import Any, Callable, Iterator, List, Tuple
 import ckptd
 import pytest
 from ckptd._session.handoff import Handoff
+from ckptd._session.peer import check_server
 from ckptd._wire.protocol import handoff
 
 Answers = Callable[[Any], List[Tuple[bytes, List[int]]]]
@@ -181,3 +184,38 @@ def test_connection_that_another_thread_closes_meanwhile_is_unavailable(peer: Pe
     client.close()
     with pytest.raises(ckptd.Unavailable):
         client.attach_root(0, "/tmp", 5.0)
+
+
+def listen_as(uid: int, path: str, kind: Any) -> Any:
+    """Returns a process of another user that listens on a socket until it is killed."""
+    code = (
+        f"import os, socket, sys; os.setuid({uid}); s = socket.socket(socket.AF_UNIX, {int(kind)}); s.bind({path!r}); "
+        "s.listen(4); print('listening', flush=True); sys.stdin.read()"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "listening\n"
+    return process
+
+
+OTHER = 12345
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize("socket_of", ["d.sock", "d.sock.handoff"])
+def test_socket_that_another_user_serves_is_refused_unless_the_directory_is_that_users(socket_of: str) -> None:
+    with tempfile.TemporaryDirectory(prefix="ckptd-") as folder:
+        os.chmod(folder, 0o1777)  # As the temporary directory.
+        path = f"{folder}/{socket_of}"
+        process = listen_as(OTHER, path, socket.SOCK_SEQPACKET if "handoff" in socket_of else socket.SOCK_STREAM)
+        try:
+            with pytest.raises(ckptd.Refused, match=f"belongs to uid {OTHER}.*another user may have put it there") as caught:
+                ckptd.connect(f"unix:{folder}/d.sock")
+            assert caught.value.reason == "WRONG_UID"
+            os.chown(folder, OTHER, -1)
+            if "handoff" in socket_of:
+                Handoff(path).close()
+            else:
+                check_server(path)
+        finally:
+            process.kill()
+            process.wait()

@@ -152,6 +152,50 @@ def test_a_link_in_the_place_of_a_file_or_folder_is_not_followed(root: pathlib.P
         checkpoint.read("deep/er/note.txt")
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", [".ckptd/damaged", "a/.ckptd/manifest", "a/f", "b"])
+@pytest.mark.parametrize("kind", ["pipe", "link to a pipe", "link to a device", "directory"])
+def test_what_is_no_file_is_neither_waited_for_nor_read(name: str, kind: str, tmp_path: pathlib.Path) -> None:
+    root = tmp_path / "root"
+    write_checkpoint(root, "a", 1, {"f": b"content"})
+    write_checkpoint(root, "older", 0, {"f": b"older"})
+    path = root / name
+    path.parent.mkdir(exist_ok=True)
+    path.unlink(missing_ok=True)
+    if kind == "directory":
+        path.mkdir()
+    else:
+        os.mkfifo(path if kind == "pipe" else tmp_path / "pipe")
+        if kind != "pipe":
+            path.symlink_to(tmp_path / "pipe" if kind == "link to a pipe" else "/dev/zero")
+    reader = ckptd.open_root(root)
+    if name == "a/.ckptd/manifest":
+        with reader.open() as checkpoint:
+            assert checkpoint.tag == "older"
+        with pytest.raises(ckptd.CkptdError):
+            reader.open("a")
+        return
+    with reader.open() as checkpoint:
+        assert checkpoint.tag == "a" and not checkpoint.info.damage
+        if name != "a/f":
+            assert checkpoint.read("f") == b"content"
+            return
+        with pytest.raises(ckptd.Corrupt, match="cannot be opened"):
+            checkpoint.read("f")
+
+
+def test_record_of_damages_behind_a_link_is_not_followed(tmp_path: pathlib.Path) -> None:
+    other = tmp_path / "other"
+    write_checkpoint(other, "a", 1, {"f": b"x"})
+    (other / ".ckptd").mkdir()
+    (other / ".ckptd/damaged").write_bytes(b"of another root")
+    root = tmp_path / "root"
+    write_checkpoint(root, "a", 1, {"f": b"x"})
+    (root / ".ckptd").symlink_to(other / ".ckptd")
+    with ckptd.open_root(root).open() as checkpoint:
+        assert checkpoint.read("f") == b"x"
+
+
 def test_latest_of_manifests_that_are_all_damaged_is_corrupt_and_not_none(root: pathlib.Path) -> None:
     for tag in ("step_2", "step_9"):
         os.truncate(root / tag / ".ckptd/manifest", 20)

@@ -9,6 +9,7 @@ import zipfile
 from typing import Iterator, Set
 
 from ckptd import errors
+from ckptd._paths import open_regular
 
 _log = logging.getLogger("ckptd")
 _OWN = ".ckptd"  # The directory of ckptd in a root, and in a checkpoint.
@@ -101,7 +102,7 @@ def _is_archive_of_ckptd(path: str) -> bool:
     from ckptd._torch.zip_layout import SERIALIZATION_ID
 
     try:
-        with zipfile.ZipFile(path) as archive:
+        with open(path, "rb", opener=open_regular) as file, zipfile.ZipFile(file) as archive:
             names = [name for name in archive.namelist() if name.endswith("/.data/serialization_id")]
             return bool(names) and archive.read(names[0]) == SERIALIZATION_ID
     except (OSError, ValueError, RuntimeError, NotImplementedError, zipfile.BadZipFile):

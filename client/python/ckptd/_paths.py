@@ -1,7 +1,9 @@
 """Paths that users name: a local directory, never a URL; and what a checkpoint's name says."""
 
+import errno
 import os
 import re
+import stat
 from typing import Optional, Union
 
 from ckptd import errors
@@ -41,3 +43,20 @@ def step_of(tag: str) -> Optional[int]:
     """Returns the number at the end of a tag, such as step-10; None if there is none."""
     found = re.search(r"(\d{1,18})$", tag)
     return int(found.group(1)) if found else None
+
+
+def open_regular(path: str, flags: int) -> int:
+    """Opens a regular file, as the opener of open(). Follows links.
+
+    Raises:
+        OSError: as os.open; EINVAL for what is no regular file, such as a pipe, which would be waited for.
+    """
+    return regular(os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC), path)
+
+
+def regular(descriptor: int, path: str) -> int:
+    """Returns a descriptor, which it closes if it is not one of a regular file: OSError, EINVAL."""
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is not a regular file", path)
+    return descriptor

@@ -6,6 +6,8 @@ import struct
 import zipfile
 from typing import List
 
+from ckptd._paths import open_regular
+
 _STATE = "trainer_state.json"  # The Trainer writes it last.
 _WEIGHTS = (".safetensors", ".bin")
 _OTHERS = ("optimizer.bin", "scheduler.bin", "training_args.bin")  # Of the files with these endings, no weights.
@@ -28,7 +30,7 @@ def what_is_missing(path: str) -> str:
     if torn:
         return f"{', '.join(torn)} ends early"
     try:
-        with open(os.path.join(path, _STATE), encoding="utf-8") as file:
+        with open(os.path.join(path, _STATE), encoding="utf-8", opener=open_regular) as file:
             json.load(file)
     except FileNotFoundError:
         return f"it has no {_STATE}, which the Trainer writes last"
@@ -48,7 +50,7 @@ def _torn(path: str, names: List[str]) -> List[str]:
 
 
 def _is_whole_safetensors(path: str) -> bool:
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=open_regular) as file:
         try:
             (length,) = struct.unpack("<Q", file.read(8))
             if length > _MAX_HEADER:
@@ -62,6 +64,6 @@ def _is_whole_safetensors(path: str) -> bool:
 
 def _is_whole_archive(path: str) -> bool:
     """Returns whether a file of torch.save has its end. Its format of before 1.6 has no mark there."""
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=open_regular) as file:
         begin = file.read(2)
     return zipfile.is_zipfile(path) if begin == b"PK" else bool(begin)

@@ -346,8 +346,8 @@ def _make_private(folder: str) -> None:
         is_directory = stat.S_ISDIR(info.st_mode)
         why = f"belongs to uid {info.st_uid}" if is_directory else "is a link and not a directory"
         raise errors.Refused(
-            f"{folder} {why}, so that another user may write there; this user is uid {os.getuid()}: remove it, or choose "
-            "another folder",
+            f"{folder} {why}, so that another user may write there; this user is uid {os.getuid()}: have its owner or root "
+            "remove it, or choose another folder (for the daemon that adapters start: another $TMPDIR, or $CKPTD_ENDPOINT)",
             reason="WRONG_UID",
         )
     if info.st_mode & 0o022:

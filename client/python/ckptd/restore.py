@@ -32,7 +32,8 @@ __all__ = ["Checkpoint", "Root", "open_root"]
 
 _log = logging.getLogger("ckptd")
 _VERIFIED_AT_ONCE = 32 << 20  # Bytes.
-_MISSING_ERRNOS = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR)
+# EINVAL: it is not a regular file.
+_MISSING_ERRNOS = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR, errno.EINVAL)
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 

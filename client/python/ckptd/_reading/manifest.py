@@ -12,6 +12,7 @@ from google.protobuf.message import DecodeError
 
 from ckptd import errors
 from ckptd._memory.native import crc32c
+from ckptd._paths import regular
 from ckptd._wire.protocol import storage
 
 _log = logging.getLogger("ckptd")
@@ -27,10 +28,10 @@ _MAX_BYTES = 1 << 30  # Of a manifest's body, and of the record of damages.
 
 
 def open_beneath(directory: int, path: str) -> int:
-    """Opens a file beneath a directory for reading, without following a symbolic link anywhere in the path.
+    """Opens a regular file beneath a directory for reading, without following a symbolic link anywhere in the path.
 
     Raises:
-        OSError: as os.open.
+        OSError: as os.open; EINVAL for what is no regular file.
         errors.NotFound: the path has an empty, "." or ".." component.
     """
     names = path.split("/")
@@ -45,7 +46,7 @@ def open_beneath(directory: int, path: str) -> int:
             if current != directory:
                 os.close(current)
             current = step
-        return os.open(names[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=current)
+        return regular(os.open(names[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=current), path)
     finally:
         if current != directory:
             os.close(current)
@@ -143,7 +144,12 @@ def _read_record(path: str, magic: bytes, kind: Any, last: bool = False) -> Any:
         last: warn also if there is none.
     """
     try:
-        with open(path, "rb") as file:
+        directory = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            descriptor = open_beneath(directory, _DAMAGED_NAME)
+        finally:
+            os.close(directory)
+        with open(descriptor, "rb") as file:
             data = file.read(_MAX_BYTES)
     except OSError as error:
         if last or not isinstance(error, FileNotFoundError):

@@ -15,6 +15,7 @@ from typing import Any, List, Sequence, Tuple
 from google.protobuf.message import DecodeError
 
 from ckptd import errors
+from ckptd._session.peer import check_server
 from ckptd._wire.protocol import handoff
 from ckptd._wire.status import code_name
 
@@ -34,6 +35,7 @@ class Handoff:
 
         Raises:
             OSError: nothing listens there, or the socket's backlog is full.
+            errors.Refused: another user listens there.
         """
         self._lock = threading.Lock()
         self._next_id = 0
@@ -43,14 +45,20 @@ class Handoff:
         )
         try:
             self._socket.connect(path)
+            check_server(path, self._peer()[1])
         except BaseException:
             self._socket.close()
             raise
 
     def daemon_pid(self) -> int:
         """Returns the id of the process at the other end."""
-        peer = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        return int(struct.unpack("3i", peer)[0])
+        return self._peer()[0]
+
+    def _peer(self) -> Tuple[int, int]:
+        """Returns the process id and the user id of who listens at the other end."""
+        peer = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("iII"))
+        pid, uid, _ = struct.unpack("iII", peer)
+        return int(pid), int(uid)
 
     def hello(self, hello: Any, timeout: float) -> Any:
         """Opens the session; returns the daemon's HelloResponse with the session's token."""

@@ -1,5 +1,6 @@
 """One session with one daemon: a hand-off connection, or a gRPC stream where descriptors cannot be passed."""
 
+import contextlib
 import logging
 import os
 import threading
@@ -10,6 +11,7 @@ import grpc
 
 from ckptd import errors
 from ckptd._session.handoff import Handoff
+from ckptd._session.peer import check_server
 from ckptd._session.segments import SegmentTable
 from ckptd._version import __version__
 from ckptd._wire.protocol import PROTOCOL_VERSION, TOKEN_KEY, handoff, messages, services
@@ -70,6 +72,8 @@ class Session:
         try:
             if must_share or os.environ.get("CKPTD_TRANSPORT") != "grpc":
                 self._connect(f"{path}.handoff", must_share)
+            with contextlib.suppress(FileNotFoundError):  # Then nothing listens there.
+                check_server(path)
             # After the hand-off: a channel that is closed as soon as it is made, because no daemon is there, may end
             # with a line on stderr about gRPC's own epoll descriptor.
             self._channel = grpc.insecure_channel(f"unix:{path}", options=_CHANNEL_OPTIONS)

@@ -15,6 +15,7 @@ from typing import Any, Dict, List, Set, Tuple
 from fsspec.spec import AbstractFileSystem
 
 from ckptd import errors
+from ckptd._paths import open_regular
 from ckptd._saving.file_values import File
 from ckptd.dcp import _directory, _names
 from ckptd.dcp._process import Place, place_of, process
@@ -166,7 +167,7 @@ class _Reading(io.BufferedReader):
 
 def _files_of(metadata: str) -> List[str]:
     """Returns the names of a checkpoint's files: not those that an earlier save has left."""
-    with open(metadata, "rb") as file:
+    with open(metadata, "rb", opener=open_regular) as file:
         found = {info.relative_path for info in pickle.load(file).storage_data.values()}
     return sorted({*found, os.path.basename(metadata)})
 

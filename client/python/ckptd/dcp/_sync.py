@@ -6,6 +6,7 @@ from typing import Any, Optional
 
 from torch.distributed.checkpoint.metadata import Metadata
 
+from ckptd._paths import open_regular
 from ckptd.dcp import _names, _repeated
 
 
@@ -50,7 +51,7 @@ def save_state(
 def read_metadata(path: str) -> Metadata:
     """Returns the metadata of a committed checkpoint; that of none if retention has removed it since."""
     try:
-        with open(os.path.join(path, _names.METADATA_FILE), "rb") as file:
+        with open(os.path.join(path, _names.METADATA_FILE), "rb", opener=open_regular) as file:
             found: Metadata = pickle.load(file)
             return found
     except FileNotFoundError:

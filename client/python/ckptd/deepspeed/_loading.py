@@ -9,6 +9,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 from ckptd import errors
 from ckptd._checkpoint_paths import is_committed, warn_unverified
+from ckptd._paths import open_regular
 from ckptd.deepspeed import _names, _universal, _whole_weights
 from ckptd.deepspeed._needed import needed_files
 from ckptd.deepspeed._process import Place, await_sealed, process
@@ -208,7 +209,7 @@ def _made_universal(root: str, tag: Optional[str]) -> List[str]:
 
 def _read_latest(root: str) -> Optional[str]:
     try:
-        with open(os.path.join(root, _LATEST), encoding="utf-8") as file:
+        with open(os.path.join(root, _LATEST), encoding="utf-8", opener=open_regular) as file:
             return file.read().strip()
     except FileNotFoundError:
         return None

@@ -8,6 +8,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 import torch
 
 from ckptd import errors
+from ckptd._paths import open_regular
 from ckptd._torch.load_into import offset_of
 from ckptd.restore import Checkpoint
 
@@ -43,7 +44,7 @@ def _names_in(folder: str) -> List[str]:
 
 def read_fully(path: str, offset: int, into: memoryview) -> None:
     """Fills a buffer with the bytes at an offset of a file. Corrupt if the file ends before."""
-    with open(path, "rb", buffering=0) as file:
+    with open(path, "rb", buffering=0, opener=open_regular) as file:
         while into:
             count = os.preadv(file.fileno(), [into], offset)
             if count == 0:

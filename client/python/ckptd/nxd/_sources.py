@@ -9,6 +9,7 @@ from typing import Any, FrozenSet, Iterator, NamedTuple, Sequence
 
 from ckptd import errors
 from ckptd._checkpoint_paths import is_committed, warn_unverified
+from ckptd._paths import open_regular
 from ckptd.nxd import _pickles
 from ckptd.nxd._errors import NoFile
 from ckptd.restore import Checkpoint
@@ -107,7 +108,7 @@ class Foreign(Source):
     def file(self, name: str) -> Iterator[Any]:
         self.check(name)
         try:
-            with open(os.path.join(self._path, name), "rb") as file:
+            with open(os.path.join(self._path, name), "rb", opener=open_regular) as file:
                 yield file
         except (errors.CkptdError, ImportError, AttributeError, MemoryError):
             raise  # Such as a class that is not installed here: the file is not at fault.
