@@ -48,6 +48,10 @@ class NodeClient:
         named = self._endpoint or os.environ.get("CKPTD_ENDPOINT") or self._client
         return bool(named) or os.path.exists(DEFAULT_ENDPOINT.partition(":")[2])
 
+    def seconds_without_daemon(self) -> float:
+        """Returns for how long no daemon has answered; 0 while one answers, and before the first use."""
+        return self._client._connection.outage.seconds() if self._client is not None else 0.0
+
     def close(self) -> None:
         """Closes the client, and leaves a private daemon, which publishes what is sealed."""
         client, self._client = self._client, None

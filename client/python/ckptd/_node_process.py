@@ -17,6 +17,8 @@ from ckptd.restore import Checkpoint, open_root
 from ckptd.run import Run
 
 _log = logging.getLogger("ckptd")
+_LOOK_SECONDS = 1.0  # How often a wait for saves looks whether a daemon answers.
+_NO_DAEMON_SECONDS = 120.0  # After so long without a daemon it ends: a service is back in seconds.
 
 
 class Settings(NamedTuple):
@@ -247,11 +249,31 @@ class Process:
     def _await(self, saves: List[Save], deadline: float) -> None:
         for save in saves:
             try:
-                save.wait("committed", max(0.0, deadline - time.monotonic()))
+                self._await_one(save, deadline)
             except errors.WaitTimeout as error:
                 _log.error("ckptd: %s", error)
             except errors.CkptdError as error:
                 _log.debug("ckptd: %s", error)  # Whoever saved has heard of it.
+
+    def _await_one(self, save: Save, deadline: float) -> None:
+        """Waits until a save has ended. errors.WaitTimeout at the deadline, and after a while without a daemon."""
+        begin = time.monotonic()
+        while True:
+            left = deadline - time.monotonic()
+            try:
+                save.wait("committed", max(0.0, min(left, _LOOK_SECONDS)))
+                return
+            except errors.WaitTimeout:
+                away = self._client.seconds_without_daemon()
+                if left > _LOOK_SECONDS and away < _NO_DAEMON_SECONDS:
+                    continue
+                why = f", and no daemon has answered for {away:.0f} s" if away else ""
+                raise errors.WaitTimeout(
+                    f"the save of {save.tag} is {save.level} after {time.monotonic() - begin:.0f} s{why}: nobody waits for it any "
+                    "longer; a daemon that has it commits it",
+                    reason="WAIT_TIMEOUT",
+                    tag=save.tag,
+                ) from None
 
     def _end(self) -> None:
         self.await_all(time.monotonic() + self.settings.timeout)

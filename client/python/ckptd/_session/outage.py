@@ -57,6 +57,11 @@ class Outage:
             time.monotonic() - since,
         )
 
+    def seconds(self) -> float:
+        """Returns for how long no daemon has answered; 0 while one answers."""
+        with self._lock:
+            return 0.0 if self._since is None else time.monotonic() - self._since
+
     def __str__(self) -> str:
         """For messages: for how long no daemon has answered where, and why. Empty while one answers."""
         with self._lock:
