@@ -188,3 +188,20 @@ def test_load_into_copies_if_torch_gives_no_offsets(
     write_checkpoint(tmp_path, "a", 1, {"m.pt": content})
     load(tmp_path, into)
     assert equal(was, into)
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        pytest.param({torch.full((2,), 3.0)}, id="in a set"),
+        pytest.param({"list": [1, {torch.full((2,), 3.0)}]}, id="in a set in a list"),
+    ],
+)
+def test_tensors_in_values_that_are_set_have_their_bytes(tmp_path: pathlib.Path, extra: Any) -> None:
+    write_checkpoint(tmp_path, "a", 1, {"m.pt": saved({"w": torch.ones(3), "extra": extra, "n": 7})})
+    into: Any = {"w": torch.zeros(3), "extra": {"list": [0, 0]} if isinstance(extra, dict) else None, "n": 0}
+    with ckptd.open_root(tmp_path).open() as checkpoint:
+        checkpoint.load("m.pt", into=into)
+    found = into["extra"]["list"][1] if isinstance(extra, dict) else into["extra"]
+    assert [tensor.tolist() for tensor in found] == [[3.0, 3.0]]
+    assert into["w"].tolist() == [1, 1, 1] and into["n"] == 7

@@ -8,6 +8,7 @@ from ckptd._reading.verified_file import VerifiedFile
 from ckptd._torch.archive_records import Records, records_of, sizes_of
 
 _log = logging.getLogger("ckptd")
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, bytearray)
 _MAX_SHOWN = 8  # Differences in one message.
 
 
@@ -36,6 +37,10 @@ class LoadPlan:
         """Returns whether each tensor lies in one of the file's records, where torch says."""
         sizes = sizes_of(records)
         return all(_is_in(sizes, pair.saved) for pair in self._pairs)
+
+    def values_are_plain(self) -> bool:
+        """Returns whether the values that are not tensors hold none: on the meta device it would have no bytes."""
+        return all(holds_no_tensor(value) for _, _, value in self._values)
 
     def summary(self) -> str:
         """Returns the first differences as a text."""
@@ -157,7 +162,7 @@ def load_into(
         raise refuse(plan.summary())
     if saved is None:
         plan.copy()
-    elif plan.offsets_known(records):
+    elif plan.offsets_known(records) and plan.values_are_plain():
         plan.read(file)
     else:
         LoadPlan(load("cpu"), target).copy()
@@ -182,6 +187,19 @@ def _below(where: str, key: Any) -> str:
 
 def _shape(tensor: Any) -> str:
     return str(tuple(tensor.shape))
+
+
+def holds_no_tensor(value: Any) -> bool:
+    """Returns whether a value is of a class that is known to hold no tensor, or a tuple or a set of such values.
+
+    Exactly these classes: an object of a subclass may have attributes.
+    """
+    import torch
+
+    kind = type(value)
+    if kind in (tuple, set, frozenset):
+        return all(holds_no_tensor(each) for each in value)
+    return kind in _PLAIN or kind in (torch.Size, torch.dtype, torch.device)
 
 
 def unusual(tensor: Any) -> str:

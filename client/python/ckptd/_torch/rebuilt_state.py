@@ -4,9 +4,9 @@ import collections
 from typing import Any, Callable, Dict, List, Mapping, Optional
 
 from ckptd import errors
-from ckptd._torch.load_into import reach_of, unusual
+from ckptd._torch.load_into import holds_no_tensor, reach_of, unusual
 
-
+_SCALARS = frozenset((type(None), bool, int, float, str))  # The usual ones, which are looked up fast.
 _DICTS = (dict, collections.OrderedDict, collections.Counter)
 
 
@@ -44,8 +44,6 @@ def rebuild(
 
 class _Rebuilder:
     def __init__(self, file_size: int, sizes: Mapping[int, int], storage_at: "Callable[[int, int], Any]") -> None:
-        import torch
-
         self._file_size = file_size
         self._sizes = sizes
         self._storage_at = storage_at
@@ -53,16 +51,12 @@ class _Rebuilder:
         # By id(), so that an object that occurs twice stays one. None: a tuple that is being rebuilt.
         self._done: Dict[int, Any] = {}
         self._originals: List[Any] = []  # Kept, so that no id is reused.
-        # These hold no other objects. Exactly these classes: an object of a subclass may have attributes.
-        self._plain = frozenset(
-            (type(None), bool, int, float, complex, str, bytes, bytearray, torch.Size, torch.dtype, torch.device)
-        )
 
     def rebuild(self, saved: Any) -> Any:
         import torch
 
         kind = type(saved)
-        if kind in self._plain:
+        if kind in _SCALARS or (kind is not tuple and holds_no_tensor(saved)):
             return saved
         if id(saved) in self._done:
             made = self._done[id(saved)]
@@ -81,27 +75,16 @@ class _Rebuilder:
             made = tuple([self.rebuild(value) for value in saved])
         elif kind in _DICTS:
             for key, value in saved.items():
-                self._check_unchanged(key)
+                if not holds_no_tensor(key):
+                    raise _UnsupportedError
                 saved[key] = self.rebuild(value)
             if kind is not dict:  # It may have attributes, such as the _metadata of a model.
                 self.rebuild(saved.__dict__)
-            made = saved
-        elif kind in (set, frozenset):
-            for value in saved:
-                self._check_unchanged(value)
             made = saved
         else:
             raise _UnsupportedError
         self._done[id(saved)] = made
         return made
-
-    def _check_unchanged(self, saved: Any) -> None:
-        """Raises _UnsupportedError if an object, which is hashed, is or holds a tensor."""
-        if type(saved) in (tuple, frozenset):
-            for value in saved:
-                self._check_unchanged(value)
-        elif type(saved) not in self._plain:
-            raise _UnsupportedError
 
     def _tensor(self, saved: Any) -> Any:
         import torch
