@@ -402,7 +402,7 @@ def test_open_root_knows_the_damage_marks_of_a_shared_root(root: pathlib.Path, c
     assert [(info.tag, info.damage) for info in opened.list()] == [("step_2", "chunk 3"), ("step_9", "")]
     latest = opened.latest()
     assert latest is not None and latest.tag == "step_9"
-    assert not caplog.records
+    assert "cannot be read" not in caplog.text
     (shared / "record.10").write_bytes(b"torn")
     assert [info.damage for info in opened.list()] == ["", ""]
     assert "record.10 cannot be read" in caplog.text

@@ -106,50 +106,78 @@ def read_damages(root: str) -> Dict[int, Any]:
     """Returns the storage.Damage of each checkpoint that the daemon remembers as damaged, by sequence.
 
     That is in a record of the root; of a root that several nodes share, in the record of the highest term. If a
-    record cannot be read, it logs a warning and returns nothing of it: readers check every byte anyway.
+    record cannot be read, it logs a warning and returns nothing of it: readers check every byte anyway. Links beneath
+    the root are not followed.
     """
-    record = _read_record(os.path.join(root, _DAMAGED_NAME), b"CKPTDDMG", storage.DamageRecord)
+    try:
+        directory = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        _log.warning("ckptd: %s cannot be read: %s", root, error.strerror)
+        return {}
+    try:
+        return {damage.sequence: damage for damage in _damages_in(directory, root)}
+    finally:
+        os.close(directory)
+
+
+def _damages_in(directory: int, root: str) -> List[Any]:
+    record = _read_record(directory, root, _DAMAGED_NAME, b"CKPTDDMG", storage.DamageRecord)
     damages = list(record.damages) if record is not None else []
-    shared = os.path.join(root, _SHARED)
     # The coordinator of the next term removes the records of earlier ones: then the list is old.
     for attempt in range(_LOOKS):
-        terms = _terms_in(shared)
+        terms = _terms_in(directory, root)
         if not terms:
             break
-        path = os.path.join(shared, f"record.{max(terms)}")
-        run = _read_record(path, b"CKPTDSRR", storage.SharedRunRecord, last=attempt + 1 == _LOOKS)
+        name = f"{_SHARED}/record.{max(terms)}"
+        is_last = attempt + 1 == _LOOKS
+        run = _read_record(directory, root, name, b"CKPTDSRR", storage.SharedRunRecord, last=is_last)
         if run is not None:
             damages += run.damages.damages
             break
-    return {damage.sequence: damage for damage in damages}
+    return damages
 
 
-def _terms_in(shared: str) -> List[int]:
+def _terms_in(directory: int, root: str) -> List[int]:
     """The terms of the coordinators that have left a record in a root."""
     try:
-        names = os.listdir(shared)
+        shared = _open_folder_beneath(directory, _SHARED)
+        try:
+            names = os.listdir(shared)
+        finally:
+            os.close(shared)
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
-        _log.warning("ckptd: %s cannot be read: %s", shared, error.strerror)
+        _log.warning("ckptd: %s cannot be read: %s", os.path.join(root, _SHARED), error.strerror)
         return []
     numbers = (name[len("record.") :] for name in names if name.startswith("record."))
     return [int(number) for number in numbers if number.isascii() and number.isdigit()]
 
 
-def _read_record(path: str, magic: bytes, kind: Any, last: bool = False) -> Any:
+def _open_folder_beneath(directory: int, path: str) -> int:
+    """Opens a folder beneath a directory, without following a symbolic link anywhere in the path. OSError as os.open."""
+    current = directory
+    for name in path.split("/"):
+        try:
+            step = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=current)
+        finally:
+            if current != directory:
+                os.close(current)
+        current = step
+    return current
+
+
+def _read_record(directory: int, root: str, name: str, magic: bytes, kind: Any, last: bool = False) -> Any:
     """Returns the message in a record of a root; None if there is none, or it cannot be read.
 
     Args:
+        directory: of the root.
+        name: of the record, beneath the root.
         last: warn also if there is none.
     """
+    path = os.path.join(root, name)
     try:
-        directory = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            descriptor = open_beneath(directory, _DAMAGED_NAME)
-        finally:
-            os.close(directory)
-        with open(descriptor, "rb") as file:
+        with open(open_beneath(directory, name), "rb") as file:
             data = file.read(_MAX_BYTES)
     except OSError as error:
         if last or not isinstance(error, FileNotFoundError):
