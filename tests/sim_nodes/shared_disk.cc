@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "storage/base/errors.h"
 #include "storage/base/reasons.h"
+#include "storage/commit/commit_rules.h"
 #include "storage/commit/shared_scan.h"
 
 namespace ckptd::sim_nodes {
@@ -188,6 +189,9 @@ absl::StatusOr<SharedRootIo::Published> SharedDisk::Publish(const std::string& n
   checkpoint->summary = parts->front().record.checkpoint();
   checkpoint->summary.set_sequence(save.sequence);
   checkpoint->summary.set_commit_time_us(publication.time_us);
+  for (const Part& part : *parts) MergePart(part.record.checkpoint(), checkpoint->summary);
+  EndMerge(checkpoint->summary);
+  InheritPointers(publication.inherited_pointers, checkpoint->summary);
   checkpoint->parts = *parts;
   std::map<int, sim::Contents> contents;
   for (const Part& part : *parts) contents[part.record.rank()] = part.contents;
@@ -199,7 +203,30 @@ absl::StatusOr<SharedRootIo::Published> SharedDisk::Publish(const std::string& n
   return SharedRootIo::Published();
 }
 
-absl::StatusOr<bool> SharedDisk::Remove(const std::string& node, const std::string& tag, int64_t sequence) {
+PointerFiles SharedDisk::UpdatePointers(const std::map<std::string, CheckpointPtr>& tags,
+                                        const std::map<int64_t, storage::v1::Damage>& damage) {
+  std::map<std::string, int64_t> decided;
+  const auto is_better = [&damage](int64_t one, int64_t other) {
+    return damage.contains(one) == damage.contains(other) ? one > other : !damage.contains(one);
+  };
+  for (const auto& [tag, checkpoint] : tags) {
+    const int64_t sequence = checkpoint->summary.sequence();
+    for (const auto& pointer : checkpoint->summary.pointers()) {
+      const auto [best, is_new] = decided.try_emplace(pointer.first, sequence);
+      if (!is_new && is_better(sequence, best->second)) best->second = sequence;
+    }
+  }
+  PointerFiles files;
+  for (const auto& [name, sequence] : decided) {
+    files.holders.insert(sequence);
+    const auto [file, is_new] = pointers_.try_emplace(name, sequence, schedule_->clock().Now());
+    if (file->second.first != sequence) file->second = {sequence, schedule_->clock().Now()};
+  }
+  return files;
+}
+
+absl::StatusOr<bool> SharedDisk::Remove(const std::string& node, const std::string& tag, int64_t sequence,
+                                        uint64_t inode) {
   if (Hits(faults_.remove)) return ErrnoError(EIO, "removing a checkpoint");
   if (const auto at_tag = names_.tags.find(tag);
       at_tag != names_.tags.end() && at_tag->second->summary.sequence() == sequence) {
@@ -209,6 +236,13 @@ absl::StatusOr<bool> SharedDisk::Remove(const std::string& node, const std::stri
     std::map<int64_t, std::string> left;
     for (const auto& [other, checkpoint] : names_.tags) left[checkpoint->summary.sequence()] = other;
     oracle_->Removed(tag, sequence, left);
+    // By retention. A node whose names are old may have written the file a moment ago, and damage moves it back.
+    for (const auto& [name, names] : pointers_) {
+      if (inode != 0 && damaged_.empty() && names.first == sequence &&
+          schedule_->clock().Now() - names.second > 4 * kStaleness)
+        oracle_->Violated(absl::StrCat("the checkpoint ", tag, ", which the pointer file ", name,
+                                       " names, is removed"));
+    }
   }
   const auto half = names_.half_removed.find(tag);
   if (half == names_.half_removed.end() || half->second != sequence) return true;

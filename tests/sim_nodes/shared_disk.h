@@ -110,7 +110,11 @@ class SharedDisk {
   absl::StatusOr<SharedPlace> Find(const std::string& node, const SharedInflight& save);
   absl::StatusOr<SharedRootIo::Published> Publish(const std::string& node,
                                                   const SharedRootIo::Publication& publication);
-  absl::StatusOr<bool> Remove(const std::string& node, const std::string& tag, int64_t sequence);
+  absl::StatusOr<bool> Remove(const std::string& node, const std::string& tag, int64_t sequence,
+                              uint64_t inode);
+  // Gives each pointer file the content that the newest of these checkpoints says that are not known to be damaged.
+  PointerFiles UpdatePointers(const std::map<std::string, CheckpointPtr>& tags,
+                              const std::map<int64_t, storage::v1::Damage>& damage);
   absl::Status Sweep(const std::string& node, int64_t last, const std::set<int64_t>& unfinished);
   absl::StatusOr<std::vector<Part>> PartsOf(const SharedRootIo::Publication& publication) const;
 
@@ -136,6 +140,8 @@ class SharedDisk {
   std::map<std::string, std::map<std::string, std::vector<Part>>> records_;
   std::map<int64_t, std::string> manifests_;  // By sequence: what a coordinator has written.
   std::map<int64_t, int> damaged_;            // By sequence: the rank whose part is damaged.
+  // By name: which checkpoint a pointer file names, and since when.
+  std::map<std::string, std::pair<int64_t, Instant>> pointers_;
   int made_ = 0;
 };
 
@@ -151,7 +157,7 @@ class SimSharedFiles : public SharedFilesIo {
 
   void Open(Callback<absl::StatusOr<RootSnapshot>> done) override;
   void Rescan(Callback<absl::StatusOr<RootSnapshot>> done) override;
-  void RunId(Callback<absl::StatusOr<std::string>> done) override;
+  void RunId(Callback<absl::StatusOr<RunOfRoot>> done) override;
   void CheckTarget(std::string tag, std::vector<std::string> pointers, Callback<absl::Status> done) override;
   void FreeBytes(Callback<absl::StatusOr<int64_t>> done) override;
 
@@ -182,7 +188,10 @@ class SimSharedFiles : public SharedFilesIo {
   void FindReplaced(const Publication& publication, Callback<absl::StatusOr<Replaced>> done) override;
   void Find(const SharedInflight& save, Callback<absl::StatusOr<SharedPlace>> done) override;
   void Publish(const Publication& publication, Callback<absl::StatusOr<Published>> done) override;
-  void EndTerm() override { coordinates_ = false; }
+  void EndTerm() override {
+    coordinates_ = false;
+    pointers_.reset();
+  }
   void CheckRemovable(const std::string& tag, int64_t sequence,
                       Callback<absl::StatusOr<uint64_t>> done) override;
   void Remove(const std::string& tag, int64_t sequence, uint64_t inode,
@@ -229,6 +238,7 @@ class SimSharedFiles : public SharedFilesIo {
   // Runs an event after a while, unless the daemon has ended, and when it is not paused.
   void Later(Duration delay, absl::AnyInvocable<void()> event);
   absl::StatusOr<RootSnapshot> Scan();
+  PointerFiles UpdatePointers(const SharedDisk::Names& view);
   CommittedCheckpoint Describe(const SharedDisk::Checkpoint& checkpoint) const;
   void EndWrite(InflightId64 id, SharedDisk::Part part,
                 Callback<absl::StatusOr<storage::v1::PartRecord>> done);
@@ -241,6 +251,7 @@ class SimSharedFiles : public SharedFilesIo {
   std::optional<Instant> running_since_;
   int writing_ = 0;
   bool term_begun_ = false, coordinates_ = false;
+  std::optional<PointerFiles> pointers_;  // As of the last look in this term.
   std::map<InflightId64, OpenedPart> parts_;
   std::map<int64_t, storage::v1::Damage> damage_;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);

@@ -93,6 +93,13 @@ CommittedCheckpoint SimSharedFiles::Describe(const SharedDisk::Checkpoint& check
   return described;
 }
 
+// The coordinator alone writes them.
+PointerFiles SimSharedFiles::UpdatePointers(const SharedDisk::Names& view) {
+  if (!coordinates_) return PointerFiles{.known = false};
+  pointers_ = disk_.UpdatePointers(view.tags, damage_);
+  return *pointers_;
+}
+
 absl::StatusOr<RootSnapshot> SimSharedFiles::Scan() {
   if (disk_.Hits(disk_.faults_.scan)) return ErrnoError(EIO, "listing the root");
   const SharedDisk::Names view = disk_.View(node_);
@@ -110,6 +117,7 @@ absl::StatusOr<RootSnapshot> SimSharedFiles::Scan() {
   for (const auto* sequences : {&view.half_removed, &view.inflight, &view.trash}) {
     for (const auto& [name, sequence] : *sequences) found(sequence);
   }
+  snapshot.pointers = UpdatePointers(view);
   return snapshot;
 }
 
@@ -120,9 +128,10 @@ void SimSharedFiles::Open(Callback<absl::StatusOr<RootSnapshot>> done) {
 
 void SimSharedFiles::Rescan(Callback<absl::StatusOr<RootSnapshot>> done) { Open(std::move(done)); }
 
-void SimSharedFiles::RunId(Callback<absl::StatusOr<std::string>> done) {
-  Ask<absl::StatusOr<std::string>>(disk_.Latency(microseconds(100), milliseconds(2)), std::move(done),
-                                   [] { return std::string(kRunId); });
+void SimSharedFiles::RunId(Callback<absl::StatusOr<RunOfRoot>> done) {
+  Ask<absl::StatusOr<RunOfRoot>>(disk_.Latency(microseconds(100), milliseconds(2)), std::move(done), [] {
+    return RunOfRoot{kRunId, 7, 1000};
+  });
 }
 
 void SimSharedFiles::CheckTarget(std::string tag, std::vector<std::string>, Callback<absl::Status> done) {
@@ -237,7 +246,7 @@ void SimSharedFiles::LoadCheckpoint(const std::string& tag, int64_t sequence,
     const auto found = disk_.names_.tags.find(tag);
     if (found == disk_.names_.tags.end() || found->second->summary.sequence() != sequence)
       return NoCheckpoint(tag);
-    return Loaded{Describe(*found->second), {}};
+    return Loaded{Describe(*found->second), UpdatePointers(disk_.names_)};
   });
 }
 
@@ -261,7 +270,7 @@ void SimSharedFiles::SetDamage(std::string, int64_t sequence, std::optional<stor
                                     [this, sequence, damage = std::move(damage)] {
                                       damage_.erase(sequence);
                                       if (damage) damage_[sequence] = *damage;
-                                      return PointerFiles();
+                                      return UpdatePointers(disk_.names_);
                                     });
 }
 
@@ -281,6 +290,7 @@ void SimSharedFiles::CheckImages(std::vector<FileImage>, std::vector<storage::v1
 void SimSharedFiles::BeginTerm(int64_t, Callback<absl::Status> done) {
   Ask<absl::Status>(disk_.Latency(microseconds(200), milliseconds(5)), std::move(done), [this] {
     term_begun_ = coordinates_ = true;
+    pointers_.reset();
     return absl::OkStatus();
   });
 }
@@ -328,6 +338,9 @@ void SimSharedFiles::CheckRemovable(const std::string& tag, int64_t sequence,
       [this, tag, sequence]() -> absl::StatusOr<uint64_t> {
         if (!coordinates_) return absl::UnavailableError("no term has begun");
         if (disk_.Hits(disk_.faults_.open)) return ErrnoError(EIO, "reading the manifest");
+        if (!pointers_) UpdatePointers(disk_.View(node_));
+        if (pointers_->holders.contains(sequence))
+          return MakeError(absl::StatusCode::kFailedPrecondition, reason::kPointed, "a pointer file names it");
         const auto found = disk_.names_.tags.find(tag);
         if (found == disk_.names_.tags.end() || found->second->summary.sequence() != sequence)
           return NoCheckpoint(tag);
@@ -335,10 +348,10 @@ void SimSharedFiles::CheckRemovable(const std::string& tag, int64_t sequence,
       });
 }
 
-void SimSharedFiles::Remove(const std::string& tag, int64_t sequence, uint64_t,
+void SimSharedFiles::Remove(const std::string& tag, int64_t sequence, uint64_t inode,
                             Callback<absl::StatusOr<bool>> done) {
   Ask<absl::StatusOr<bool>>(disk_.Latency(microseconds(200), milliseconds(10)), std::move(done),
-                            [this, tag, sequence] { return disk_.Remove(node_, tag, sequence); });
+                            [this, tag, sequence, inode] { return disk_.Remove(node_, tag, sequence, inode); });
 }
 
 void SimSharedFiles::Sweep(int64_t last, const std::set<int64_t>& unfinished, Callback<absl::Status> done) {

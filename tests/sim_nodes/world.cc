@@ -346,6 +346,7 @@ void World::CheckRemoval(const std::string& key, const std::string& value, Kept*
   } else if (key.find("/evicting/") != std::string::npos) {
     ledger::v1::Evicting evicting;
     evicting.ParseFromString(value);
+    if (evicting.ended()) return;  // It was decided before.
     kept->whole.erase(sequence);
     if (evicting.replaced_by() != 0) {
       kept->replacing.insert(evicting.replaced_by());
