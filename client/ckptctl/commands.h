@@ -63,6 +63,8 @@ absl::StatusOr<ExitCode> Watch(const Context& context, const std::string& run, b
 absl::StatusOr<ExitCode> Verify(const Context& context, const std::string& what);
 // verify.cc: clears a damage mark. Reads the checkpoint before, unless `unverified`: kNotSo if it is damaged.
 absl::StatusOr<ExitCode> Repaired(const Context& context, const std::string& name, bool unverified);
+// new_run.cc: gives a copy of a root that several nodes share a run of its own. Works without a daemon.
+absl::StatusOr<ExitCode> NewRun(const Context& context, const std::string& root);
 // doctor.cc: works without a daemon.
 absl::StatusOr<ExitCode> Doctor(const Context& context, const std::string& root);
 

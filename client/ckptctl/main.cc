@@ -142,6 +142,11 @@ void AddOffline(CLI::App& app, const Context& context, Arguments& a, Command* ch
       [&] { return Doctor(context, a.path); })
       ->add_option("ROOT", a.path, "An existing directory")
       ->required();
+  Add(app, "new-run",
+      "Give a copy of a root that several nodes share a run of its own, after ROOT_COPIED; no daemon", chosen,
+      [&] { return NewRun(context, a.path); })
+      ->add_option("ROOT", a.path, "The copy, which no job uses")
+      ->required();
   Add(app, "verify", "Check manifests, part records and all CRCs on disk; a daemon is not needed", chosen,
       [&] { return Verify(context, a.path); })
       ->add_option("ROOT[/TAG]", a.path, "A root, or one checkpoint in it")

@@ -105,6 +105,8 @@ void CheckpointPublication::OnReplaced(const absl::StatusOr<SharedRootIo::Replac
   if (!found.ok())
     return Retry(Step::kFindReplaced, absl::StrCat("the root (", found.status().message(), ")"));
   replaces_ = *found;
+  // An etcd that was restored from a backup may not know that it was published.
+  if (replaces_.sequence == save_.sequence) replaces_ = {};
   Next(Step::kDecide);
 }
 
@@ -135,6 +137,13 @@ void CheckpointPublication::OnFound(const absl::StatusOr<SharedPlace>& place) {
   nowhere_since_.reset();
   if (*place == SharedPlace::kPublished) return Next(Step::kCommit);
   if (*place == SharedPlace::kInFlight) return Next(Step::kPublish);
+  if (*place == SharedPlace::kSuperseded) {
+    given_up_ = EndOf(MakeError(
+        absl::StatusCode::kAborted, reason::kSuperseded,
+        absl::StrCat("the save of ", save_.state.tag(), ", sequence ", save_.sequence,
+                     ", is not in the root, and younger checkpoints are: etcd was restored from a backup")));
+    return Next(Step::kGiveUp);
+  }
   // An earlier coordinator has moved it there, and was not heard after that.
   given_up_ = EndOf(MakeError(
       absl::StatusCode::kAlreadyExists, reason::kTagForeign,

@@ -10,12 +10,17 @@ void NodesRootIo::Open(Callback<absl::StatusOr<RootSnapshot>> done) {
     if (alive.expired()) return;
     if (!root.ok()) return done(std::move(root));
     files_.RunId([this, alive, done = std::move(done),
-                  root = std::move(root)](const absl::StatusOr<std::string>& id) mutable {
-      if (!id.ok()) return done(id.status());
+                  root = std::move(root)](const absl::StatusOr<SharedFilesIo::RunOfRoot>& run) mutable {
+      if (!run.ok()) return done(run.status());
       if (alive.expired()) return;
-      nodes_->Opened(*id, root->highest_sequence);
-      nodes_->ApplyDecided(&*root);
-      done(std::move(root));
+      nodes_->CheckRoot(*run, [this, alive, run = *run, done = std::move(done),
+                               root = std::move(root)](const absl::Status& checked) mutable {
+        if (alive.expired()) return;
+        if (!checked.ok()) return done(checked);
+        nodes_->Opened(run);
+        nodes_->ApplyDecided(&*root);
+        done(std::move(root));
+      });
     });
   });
 }

@@ -21,9 +21,11 @@ namespace ckptd {
 class NodesReading {
  public:
   virtual ~NodesReading() = default;
-  // The root is open, and holds the run of this id; `highest`: the highest sequence in it.
-  virtual void Opened(const std::string& run_id, int64_t highest) = 0;
-  // Takes out of what was found the checkpoints whose removal is decided, and marks those that are damaged.
+  // Whether the root is that of its run, as far as etcd says so now. ROOT_COPIED.
+  virtual void CheckRoot(const SharedFilesIo::RunOfRoot& root, Callback<absl::Status> checked) = 0;
+  // The root is open, and holds this run.
+  virtual void Opened(const SharedFilesIo::RunOfRoot& root) = 0;
+  // Remembers how far the run has come in the root. Takes out of what was found the checkpoints whose removal is decided, and marks those that are damaged.
   virtual void ApplyDecided(RootSnapshot* root) = 0;
   // Whether what was found is older than what etcd calls committed, as it may be for as long as names are
   // stale: look again then. `begun`: when the look began, by Now(). False of a look that began after that

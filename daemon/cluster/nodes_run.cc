@@ -12,6 +12,7 @@
 #include "daemon/ledger/found_messages.h"
 #include "daemon/ledger/keys.h"
 #include "daemon/ledger/ledger_reasons.h"
+#include "daemon/ledger/run_root.h"
 #include "storage/base/errors.h"
 #include "storage/base/reasons.h"
 #include "storage/commit/shared_scan.h"
@@ -40,9 +41,31 @@ NodesRun::~NodesRun() {
 
 // ---- registrations
 
-void NodesRun::Opened(const std::string& run_id, int64_t highest) {
-  highest_ = std::max(highest_, highest);
+ledger::v1::RunRoot NodesRun::RootOf(const SharedFilesIo::RunOfRoot& root) const {
+  ledger::v1::RunRoot message;
+  message.set_inode(root.inode);
+  message.set_uid(root.uid);
+  message.set_path(options_.path);
+  return message;
+}
+
+// For an early answer. While etcd does not answer, the next registration says so.
+void NodesRun::CheckRoot(const SharedFilesIo::RunOfRoot& root, Callback<absl::Status> checked) {
+  etcdserverpb::RangeRequest request;
+  request.set_key(LedgerKeys(absl::StrCat(options_.cluster_prefix, "runs/", root.id, "/")).Root());
+  etcd_->Range(request, absl::StrCat("looking whether ", options_.path, " is the root of its run"),
+               [here = RootOf(root), id = root.id, alive = std::weak_ptr<bool>(alive_),
+                checked = std::move(checked)](const absl::StatusOr<etcdserverpb::RangeResponse>& found) mutable {
+                 if (alive.expired()) return;
+                 if (!found.ok()) return checked(absl::OkStatus());
+                 checked(CheckRunRoot(id, here, {found->kvs().begin(), found->kvs().end()}));
+               });
+}
+
+void NodesRun::Opened(const SharedFilesIo::RunOfRoot& root) {
   if (!prefix_.empty()) return;  // It was opened before.
+  root_ = root;
+  const std::string& run_id = root_.id;
   prefix_ = absl::StrCat(options_.cluster_prefix, "runs/", run_id, "/");
   const std::string& run = options_.path;
   ledger_ = std::make_unique<NodesLedger>(
@@ -79,12 +102,18 @@ void NodesRun::SetNode(const NodeIdentity* node) {
   if (started_ && node_) BeginRegistration();
 }
 
+// Nothing is asked of the run before etcd has said that this root is the run's.
 void NodesRun::BeginRegistration() {
+  calls_->SetRegistered(true);
+  registered_ = clock_->Now();
+  BindRoot();
+}
+
+void NodesRun::GoOnWithRegistration() {
   ledger_->SetNode(&*node_);
   resume_->SetNode(&*node_);
   readers_->SetNode(&*node_);
   damages_->SetNode(&*node_);
-  calls_->SetRegistered(true);
   election_ = std::make_unique<RunCoordinator>(
       etcd_, clock_, RunCoordinator::Options{prefix_, *node_, options_.path},
       [this](const RunCoordinator::Office& office) { OnOffice(office); },
@@ -95,11 +124,10 @@ void NodesRun::BeginRegistration() {
       absl::StrCat("following the removals and the damage of run ", options_.path),
       [this](const std::vector<std::string>& changed) { OnCheckpointKeys(changed); },
       [this](const absl::Status& why) { over_ = why; });
-  registered_ = clock_->Now();
   election_->SetWilling(!hangs_since_);
   election_->Start();
   condemned_->Start();
-  RaiseSequence();
+  StartSaves();
 }
 
 void NodesRun::EndRegistration() {
@@ -118,29 +146,47 @@ void NodesRun::EndRegistration() {
   calls_->SetRegistered(false);
 }
 
-// A root may have checkpoints of which this etcd has never heard: new ones come after them.
-void NodesRun::RaiseSequence() {
-  const std::string key = LedgerKeys(prefix_).Sequence();
-  const auto raise = [this, key](LedgerCalls::Answer<absl::Status> done) {
+// Binds the run to this directory, if it is the first, or compares. An etcd that is another one, or was restored
+// from a backup, may not have heard of all that is in the root: new terms and sequences come after those.
+void NodesRun::BindRoot() {
+  const LedgerKeys keys(prefix_);
+  const auto copied = std::make_shared<absl::Status>();
+  const auto bind = [this, keys, copied](LedgerCalls::Answer<absl::Status> done) {
     CompareAndSwap swap;
-    swap.ranges = {{key}};
+    swap.ranges = {{keys.Sequence()}, {keys.Root()}, {keys.Term()}, {keys.SaveState(newest_)}};
     swap.held = {node_->Held()};
-    swap.decide = [key, highest = highest_](
-                      const CompareAndSwap::Found& found) -> std::vector<etcdserverpb::RequestOp> {
-      ledger::v1::LastSequence last;
-      if (!found[0].empty()) last.ParseFromString(found[0][0].value());
-      if (last.sequence() >= highest) return {};
+    swap.decide = [keys, copied, run = root_.id, here = RootOf(root_), newest = newest_, known = highest_,
+                   term = highest_term_](const CompareAndSwap::Found& found) -> std::vector<etcdserverpb::RequestOp> {
+      *copied = CheckRunRoot(run, here, found[1]);
+      if (!copied->ok()) return {};
+      std::vector<etcdserverpb::RequestOp> operations;
+      if (auto bound = BindRunRoot(keys.Root(), here, found[1])) operations.push_back(*std::move(bound));
+      auto last_term = FirstOf<ledger::v1::LastTerm>(found[2]);
+      if (last_term.term() < term) {
+        last_term.set_term(term);
+        operations.push_back(Put(keys.Term(), last_term.SerializeAsString()));
+      }
+      auto last = FirstOf<ledger::v1::LastSequence>(found[0]);
+      // A save that is a checkpoint, and that etcd would give to ranks once more: it is not the last one any more.
+      const SaveState::Phase phase = FirstOf<SaveState>(found[3]).phase();
+      const bool is_behind = phase == SaveState::OPEN || phase == SaveState::PROPOSED;
+      const int64_t highest = is_behind ? std::max(known, newest + 1) : known;
+      if (last.sequence() >= highest) return operations;
       last.set_sequence(highest);
-      return {Put(key, last.SerializeAsString())};
+      operations.push_back(Put(keys.Sequence(), last.SerializeAsString()));
+      return operations;
     };
-    swap.purpose = absl::StrCat("looking at the last sequence of run ", options_.path);
+    swap.purpose = absl::StrCat("comparing the root and the last sequence of run ", options_.path);
     SwapIn(etcd_, std::move(swap), std::move(done));
   };
-  calls_->Ask<absl::Status>("about the last sequence of", Instant::max(), raise,
-                            [this](const absl::Status& raised) {
-                              if (!raised.ok()) over_ = raised;
-                              if (raised.ok() && node_ && saves_ == nullptr) StartSaves();
-                            });
+  calls_->Ask<absl::Status>("about the root of", Instant::max(), bind, [this, copied](const absl::Status& bound) {
+    if (!bound.ok()) over_ = bound;
+    if (!bound.ok() || !node_ || saves_ != nullptr) return;
+    if (copied->ok()) return GoOnWithRegistration();
+    // It was not known when the root was opened. The run waits, as without a registration, until that is put right.
+    hooks_.noticed(std::string(copied->message()));
+    calls_->SetRegistered(false);
+  });
 }
 
 // The node's other runs begin anew with it, so one that cannot go on under any does not ask often.
@@ -379,6 +425,9 @@ void NodesRun::FollowRemovals() {
 }
 
 void NodesRun::ApplyDecided(RootSnapshot* root) {
+  highest_ = std::max(highest_, root->highest_sequence);
+  highest_term_ = std::max(highest_term_, root->highest_term);
+  if (!root->committed.empty()) newest_ = std::max(newest_, root->committed.rbegin()->first);
   for (auto& [sequence, checkpoint] : root->committed) damages_->Apply(&checkpoint);
   if (!removals_known_) KeepShown(root);
   half_removed_ = root->half_removed;

@@ -68,7 +68,8 @@ class NodesRun : public SharedRun, public NodesReading {
   std::vector<SaveId> UnfinishedSaves() const;
 
   // ---- NodesReading
-  void Opened(const std::string& run_id, int64_t highest) override;
+  void CheckRoot(const SharedFilesIo::RunOfRoot& root, Callback<absl::Status> checked) override;
+  void Opened(const SharedFilesIo::RunOfRoot& root) override;
   void ApplyDecided(RootSnapshot* root) override;
   bool IsOld(const RootSnapshot& root, Instant begun) override;
   Instant Now() const override { return clock_->Now(); }
@@ -131,9 +132,11 @@ class NodesRun : public SharedRun, public NodesReading {
 
   // nodes_run.cc
   void BeginRegistration();
+  void GoOnWithRegistration();
+  ledger::v1::RunRoot RootOf(const SharedFilesIo::RunOfRoot& root) const;
   void EndRegistration();
   void AskForRegistration();
-  void RaiseSequence();
+  void BindRoot();
   void OnOffice(const RunCoordinator::Office& office);
   void OnOfficeLost(const absl::Status& why);
   void FollowFileSystem();
@@ -169,7 +172,9 @@ class NodesRun : public SharedRun, public NodesReading {
   Hooks hooks_;
   bool started_ = false;
   std::string prefix_;  // Of the run's keys; empty until the root is open.
-  int64_t highest_ = 0;
+  SharedFilesIo::RunOfRoot root_;
+  // What the root has shown: the highest sequence and term in it, and the sequence of the newest checkpoint.
+  int64_t highest_ = 0, highest_term_ = 0, newest_ = 0;
   std::optional<NodeIdentity> node_;
 
   // From the opening of the root on.

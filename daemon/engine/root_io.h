@@ -42,6 +42,7 @@ struct RootSnapshot {
   PointerFiles pointers;
   storage::v1::RunRecord run_record;
   int64_t highest_sequence = 0;
+  int64_t highest_term = 0;  // In a root of several nodes: of the coordinators that have written in it.
   int64_t trash_bytes = 0;
   std::vector<ForeignTag> foreign;
   // In a root of several nodes: sequences of checkpoints that are being removed, while a newer one is on its

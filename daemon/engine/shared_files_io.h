@@ -31,8 +31,14 @@ class SharedFilesIo : public RootIo, public SharedRootIo {
     PointerFiles pointers;
   };
 
-  // The id that a file of the root holds, durably: the first node to open the root makes it. After Open.
-  virtual void RunId(Callback<absl::StatusOr<std::string>> done) = 0;
+  // Which run's root this says that it is, and which directory it is.
+  struct RunOfRoot {
+    std::string id;      // That a file of the root holds.
+    uint64_t inode = 0;  // Of the directory; the same on all nodes.
+    uint32_t uid = 0;    // Its owner.
+  };
+  // The id is durable: the first node to open the root makes it. After Open.
+  virtual void RunId(Callback<absl::StatusOr<RunOfRoot>> done) = 0;
   // Makes this node's part of the save whose directory the coordinator has made.
   virtual void OpenPart(InflightId64 id, const std::string& tag, int64_t sequence,
                         const std::string& inflight, Callback<absl::Status> done) = 0;

@@ -26,6 +26,7 @@ class LedgerKeys {
   // `prefix`: of all keys of the run, with the slash at its end.
   explicit LedgerKeys(std::string prefix) : prefix_(std::move(prefix)) {}
 
+  std::string Root() const { return prefix_ + "root"; }
   std::string Active() const { return prefix_ + "active"; }
   std::string Sequence() const { return prefix_ + "sequence"; }
   std::string Coordinator() const { return prefix_ + "coordinator"; }

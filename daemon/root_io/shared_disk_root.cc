@@ -78,6 +78,7 @@ absl::StatusOr<RootSnapshot> SharedDiskRoot::Scan() {
   snapshot.committed = std::move(scan.checkpoints);
   snapshot.damaged = std::move(scan.damaged);
   snapshot.highest_sequence = scan.highest_sequence;
+  snapshot.highest_term = scan.highest_term;
   snapshot.foreign = std::move(scan.foreign);
   for (const auto& removed : scan.half_removed) snapshot.half_removed[removed.sequence] = removed.tag;
   CKPTD_ASSIGN_OR_RETURN(snapshot.pointers, UpdatePointers(committed));

@@ -84,10 +84,12 @@ class SharedDiskRootIo : public DiskRootIo<SharedFilesIo, SharedDiskRoot> {
   void Rescan(Callback<absl::StatusOr<RootSnapshot>> done) override {
     AskUntil(LooksOld, std::move(done), [](SharedDiskRoot& root) { return root.Scan(); });
   }
-  void RunId(Callback<absl::StatusOr<std::string>> done) override {
-    AskUntil(LooksOld, std::move(done), [](SharedDiskRoot& root) -> absl::StatusOr<std::string> {
+  void RunId(Callback<absl::StatusOr<RunOfRoot>> done) override {
+    AskUntil(LooksOld, std::move(done), [](SharedDiskRoot& root) -> absl::StatusOr<RunOfRoot> {
       CKPTD_RETURN_IF_ERROR(root.CheckOpen());
-      return root.store->RunId();
+      CKPTD_ASSIGN_OR_RETURN(std::string id, root.store->RunId());
+      CKPTD_ASSIGN_OR_RETURN(const FileStat found, root.fs->Stat(root.dir.get(), ""));
+      return RunOfRoot{std::move(id), found.inode, found.uid};
     });
   }
   void CheckTarget(std::string tag, std::vector<std::string> pointers, Callback<absl::Status> done) override {

@@ -111,7 +111,14 @@ class SharedDiskRootIoTest : public ::testing::Test {
     return Wait<absl::StatusOr<RootSnapshot>>(node, [&](auto done) { node.io->Rescan(std::move(done)); });
   }
   absl::StatusOr<std::string> RunId(Node& node) {
-    return Wait<absl::StatusOr<std::string>>(node, [&](auto done) { node.io->RunId(std::move(done)); });
+    const auto run = Wait<absl::StatusOr<SharedFilesIo::RunOfRoot>>(
+        node, [&](auto done) { node.io->RunId(std::move(done)); });
+    if (!run.ok()) return run.status();
+    struct stat found {};
+    EXPECT_EQ(stat(dir_.path().c_str(), &found), 0);
+    EXPECT_EQ(run->inode, found.st_ino);
+    EXPECT_EQ(run->uid, found.st_uid);
+    return run->id;
   }
   absl::Status BeginTerm(Node& node, int64_t term) {
     return Wait<absl::Status>(node, [&](auto done) { node.io->BeginTerm(term, std::move(done)); });
@@ -253,12 +260,12 @@ TEST_F(SharedDiskRootIoTest, ThreeNodesWriteOneCheckpointAndEachReadsIt) {
 TEST_F(SharedDiskRootIoTest, AllNodesFindOneRunWhoeverOpensTheRootFirst) {
   EXPECT_EQ(ReasonOf(RunId(node(0)).status()), "ROOT_UNREADABLE") << "it is not open yet";
   OpenAll();
-  std::vector<std::future<absl::StatusOr<std::string>>> ids;
+  std::vector<std::future<absl::StatusOr<SharedFilesIo::RunOfRoot>>> ids;
   for (Node& asks : nodes_) {
-    auto promise = std::make_shared<std::promise<absl::StatusOr<std::string>>>();
+    auto promise = std::make_shared<std::promise<absl::StatusOr<SharedFilesIo::RunOfRoot>>>();
     ids.push_back(promise->get_future());
     asks.loop->Post([&asks, promise] {
-      asks.io->RunId([promise](absl::StatusOr<std::string> id) { promise->set_value(std::move(id)); });
+      asks.io->RunId([promise](absl::StatusOr<SharedFilesIo::RunOfRoot> id) { promise->set_value(std::move(id)); });
     });
   }
   std::set<std::string> different;
@@ -266,7 +273,7 @@ TEST_F(SharedDiskRootIoTest, AllNodesFindOneRunWhoeverOpensTheRootFirst) {
     ASSERT_EQ(id.wait_for(kTimeout), std::future_status::ready);
     const auto answer = id.get();
     ASSERT_TRUE(answer.ok()) << answer.status();
-    different.insert(*answer);
+    different.insert(answer->id);
   }
   EXPECT_EQ(different.size(), 1u);
 }
@@ -383,7 +390,29 @@ TEST_F(SharedDiskRootIoTest, AResaveHasItsOwnCheckpointInTheWayUntilThatIsRemove
   const auto published = Publish(node(0), again, digests);
   EXPECT_EQ(published->in_the_way, 0);
   EXPECT_TRUE(published->given_up.ok()) << published->given_up;
-  EXPECT_EQ(FindReplaced(node(2), again, digests).value(), 2);
+  EXPECT_EQ(FindReplaced(node(2), again, digests).value(), 0) << "not itself";
+}
+
+// As an etcd that was restored from a backup may ask for it.
+TEST_F(SharedDiskRootIoTest, SaveThatWasPublishedAndReplacedReplacesNothing) {
+  OpenAll();
+  ASSERT_TRUE(BeginTerm(node(0), 1).ok());
+  const SharedInflight save = MakeInflight(node(0), "last", 1);
+  const auto digests = WriteAll(save);
+  ASSERT_TRUE(Publish(node(0), save, digests).ok());
+  const auto place = [&] {
+    return Wait<absl::StatusOr<SharedPlace>>(node(1), [&](auto done) { node(1).io->Find(save, std::move(done)); })
+        .value();
+  };
+  EXPECT_EQ(place(), SharedPlace::kPublished);
+  const auto gone = Wait<absl::StatusOr<bool>>(
+      node(0), [&](auto done) { node(0).io->Remove("last", 1, 0, std::move(done)); });
+  ASSERT_TRUE(gone.ok() && *gone) << gone.status();
+  EXPECT_EQ(place(), SharedPlace::kNowhere);
+  Save(node(0), "last", 2);
+  EXPECT_EQ(place(), SharedPlace::kSuperseded);
+  EXPECT_EQ(FindReplaced(node(1), save, digests).value(), 0);
+  EXPECT_THAT(Rescan(node(1))->committed, ElementsAre(::testing::Key(2)));
 }
 
 TEST_F(SharedDiskRootIoTest, SweepRemovesWhatHasEndedAndNothingElse) {

@@ -108,7 +108,11 @@ absl::StatusOr<SharedPlace> FindShared(const SharedLayout& layout, const SharedI
   CKPTD_ASSIGN_OR_RETURN(const bool in_flight, Exists(*layout.fs, layout.inflight.get(), save.name));
   if (in_flight) return SharedPlace::kInFlight;
   CKPTD_ASSIGN_OR_RETURN(const bool in_trash, Exists(*layout.fs, layout.trash.get(), save.name));
-  if (!in_trash) return SharedPlace::kNowhere;
+  if (!in_trash) {
+    CKPTD_ASSIGN_OR_RETURN(const RootScan scan, ScanRoot(*layout.fs, layout.root));
+    const bool younger = !scan.checkpoints.empty() && scan.checkpoints.rbegin()->first > save.sequence;
+    return younger ? SharedPlace::kSuperseded : SharedPlace::kNowhere;
+  }
   CKPTD_RETURN_IF_ERROR(SyncParents(layout, layout.trash.get()));
   return SharedPlace::kInTrash;
 }

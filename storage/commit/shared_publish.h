@@ -25,6 +25,9 @@ enum class SharedPlace {
   kPublished,  // At its tag.
   kInFlight,
   kInTrash,  // It was given up, and is never published.
+  // It is in none of these places, and younger saves are checkpoints, which come after its end: it was published and
+  // has been removed since, or was given up. The ledger has gone back to a time before that.
+  kSuperseded,
   kNowhere,  // Another daemon may be moving it: look again, for longer than names of the file system are
              // stale.
 };

@@ -183,7 +183,11 @@ absl::StatusOr<SharedRootStore::Replaced> SharedRootStore::FindReplaced(
     const SharedInflight& save, const LedgerFacts& facts,
     const std::map<std::string, std::string>& digests) {
   CKPTD_ASSIGN_OR_RETURN(const int64_t sequence, SequenceAt(save.tag));
-  if (sequence == 0 || sequence == save.sequence) return Replaced{sequence, {}};
+  if (sequence == 0) return Replaced();
+  // A ledger that was restored from a backup may not know that the save was published, or given up: it replaces
+  // nothing, least of all itself.
+  CKPTD_ASSIGN_OR_RETURN(const SharedPlace place, FindShared(layout_, save));
+  if (place != SharedPlace::kInFlight && place != SharedPlace::kNowhere) return Replaced();
   CKPTD_ASSIGN_OR_RETURN(const Manifest manifest, MakeManifest(save, facts, digests));
   CKPTD_ASSIGN_OR_RETURN(const Target target, InspectTarget(fs_, layout_.root, save.tag));
   // Of one whose removal has begun, the pointers were released before.

@@ -17,6 +17,7 @@
 #include "absl/strings/str_format.h"
 #include "storage/base/errors.h"
 #include "storage/base/status_macros.h"
+#include "storage/commit/checkpoint_dir.h"
 #include "storage/commit/look_again.h"
 #include "storage/format/names.h"
 #include "storage/fs/file_system.h"
@@ -78,6 +79,27 @@ absl::Status Make(const SharedLayout& layout) {
 }
 
 }  // namespace
+
+// The old directory is renamed, not removed: a crash in between leaves no id, and the next daemon makes one.
+absl::StatusOr<RenewedRunId> RenewSharedRunId(FileSystem* fs, Handle root) {
+  const std::string shared = absl::StrCat(std::string(kOurDirectory), "/", std::string(kSharedDirectory));
+  const absl::StatusOr<FileStat> found = fs->Stat(root, absl::StrCat(shared, "/", std::string(kRunDirectory)));
+  if (IsMissing(found.status())) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, "ROOT_UNREADABLE",
+                     absl::StrCat("this is not the root of a run that several nodes share: it has no ", shared, "/",
+                                  std::string(kRunDirectory)));
+  }
+  CKPTD_RETURN_IF_ERROR(found.status());
+  CKPTD_ASSIGN_OR_RETURN(const SharedLayout layout, OpenSharedLayout(fs, root));
+  CKPTD_ASSIGN_OR_RETURN(std::string before, Read(layout));
+  const std::string old = absl::StrCat(std::string(kRunDirectory), ".", before);
+  CKPTD_RETURN_IF_ERROR(
+      fs->Rename(layout.shared.get(), kRunDirectory, layout.shared.get(), old, RenameMode::kReplace));
+  CKPTD_RETURN_IF_ERROR(fs->Sync(layout.shared.get(), SyncMode::kAll));
+  CKPTD_ASSIGN_OR_RETURN(std::string after, SharedRunId(layout));
+  RemoveTree(*fs, layout.shared.get(), old).IgnoreError();  // Best effort: nothing looks for it.
+  return RenewedRunId{std::move(before), std::move(after)};
+}
 
 absl::StatusOr<std::string> SharedRunId(const SharedLayout& layout) {
   absl::StatusOr<std::string> id = Read(layout);

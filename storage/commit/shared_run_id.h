@@ -7,6 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "storage/commit/shared_layout.h"
+#include "storage/fs/file_system.h"
 
 namespace ckptd {
 
@@ -14,6 +15,13 @@ namespace ckptd {
 // LOOK_AGAIN if another node has made it, and this one does not see it yet. FAILED_PRECONDITION, reason
 // ROOT_UNREADABLE, if something else has its place.
 absl::StatusOr<std::string> SharedRunId(const SharedLayout& layout);
+
+// Gives the root of a copy another id, so that it is the root of a run of its own. No daemon may have it open.
+// FAILED_PRECONDITION, reason ROOT_UNREADABLE, if it is not the root of a run of several nodes.
+struct RenewedRunId {
+  std::string before, after;
+};
+absl::StatusOr<RenewedRunId> RenewSharedRunId(FileSystem* fs, Handle root);
 
 }  // namespace ckptd
 #endif  // CKPTD_STORAGE_COMMIT_SHARED_RUN_ID_H_

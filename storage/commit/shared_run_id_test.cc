@@ -38,6 +38,18 @@ TEST(SharedRunIdTest, IsMadeOnceAndDurable) {
   for (const Loss loss : kLosses) EXPECT_EQ(IdOf(*disk.CutPower(loss, 1)), id) << NameOf(loss);
 }
 
+TEST(SharedRunIdTest, CopyGetsAnIdOfItsOwn) {
+  CrashDisk disk;
+  EXPECT_EQ(ReasonOf(RenewSharedRunId(&disk, disk.root()).status()), "ROOT_UNREADABLE") << "it is no such root";
+  const std::string id = IdOf(disk);
+  const auto renewed = RenewSharedRunId(&disk, disk.root());
+  ASSERT_TRUE(renewed.ok()) << renewed.status();
+  EXPECT_EQ(renewed->before, id);
+  EXPECT_NE(renewed->after, id);
+  EXPECT_THAT(disk.NamesIn(kRun), ElementsAre(renewed->after));
+  for (const Loss loss : kLosses) EXPECT_EQ(IdOf(*disk.CutPower(loss, 1)), renewed->after) << NameOf(loss);
+}
+
 TEST(SharedRunIdTest, TwoRootsHaveTwoIds) {
   CrashDisk one, other;
   EXPECT_NE(IdOf(one), IdOf(other));

@@ -93,6 +93,10 @@ class NodesRunContract : public ::testing::TestWithParam<EtcdKind> {
   // ---- nodes
 
   void Start(Node& node) {
+    const absl::Status opened = TryStart(node);
+    ASSERT_TRUE(opened.ok()) << opened;
+  }
+  absl::Status TryStart(Node& node) {
     node.registration = nodes_.Start(node.name);
     node.etcd = std::make_unique<PausableEtcd>(nodes_.ClientOf(*node.registration), &node.pause);
     const auto after = [this](Duration delay, absl::AnyInvocable<void()> event) {
@@ -100,6 +104,8 @@ class NodesRunContract : public ::testing::TestWithParam<EtcdKind> {
     };
     auto files = std::make_unique<FakeSharedFiles>(&root_, &node.pause, after, run_id_);
     node.files = files.get();
+    files->root_inode = inode_;
+    files->root_uid = uid_;
     node.io = std::make_unique<NodesRootIo>(std::move(files));
     NodesRun::Options options;
     options.cluster_prefix = nodes_.prefix();
@@ -108,9 +114,13 @@ class NodesRunContract : public ::testing::TestWithParam<EtcdKind> {
     options.register_anew = [&node](const absl::Status& why) { node.asked_anew.push_back(ReasonOf(why)); };
     node.run = std::make_unique<NodesRun>(node.etcd.get(), etcd_.clock(), node.io->files(), options);
     node.io->Connect(node.run.get());
-    ASSERT_TRUE(Ask<absl::StatusOr<RootSnapshot>>([&](auto done) { node.io->Open(std::move(done)); }).ok());
+    if (opens_without_etcd_) CutOff(node, true);
+    const auto opened = Ask<absl::StatusOr<RootSnapshot>>([&](auto done) { node.io->Open(std::move(done)); });
+    if (opens_without_etcd_) CutOff(node, false);
+    if (!opened.ok()) return opened.status();
     node.run->Start(HooksOf(node));
     node.run->SetNode(&node.registration->identity());
+    return absl::OkStatus();
   }
   void Kill(Node& node) {
     node.run = nullptr;
@@ -299,6 +309,16 @@ class NodesRunContract : public ::testing::TestWithParam<EtcdKind> {
     return coordinator;
   }
 
+  void PutKey(const std::string& key, const std::string& value) {
+    etcdserverpb::TxnRequest put;
+    etcdserverpb::Compare& unchanged = *put.add_compare();  // Not for a late copy.
+    unchanged.set_target(etcdserverpb::Compare::VALUE);
+    unchanged.set_result(etcdserverpb::Compare::EQUAL);
+    unchanged.set_key(key);
+    unchanged.set_value(nodes_.Read(key));
+    *put.add_success() = Put(key, value);
+    ASSERT_TRUE(etcd_.caller().Txn(put).ok());
+  }
   absl::Status Evict(const std::string& tag, int64_t sequence) {
     return Ask<absl::Status>([&](auto done) { Coordinator()->io->Evict(tag, sequence, std::move(done)); });
   }
@@ -354,6 +374,10 @@ class NodesRunContract : public ::testing::TestWithParam<EtcdKind> {
   std::string run_id_ = "0123456789abcdef0123456789abcdef";
   const LedgerKeys keys_{absl::StrCat(nodes_.prefix(), "runs/", run_id_, "/")};
   std::function<void()> check_;  // At each tick.
+  // What a node that starts finds of its root.
+  uint64_t inode_ = 7;
+  uint32_t uid_ = 1000;
+  bool opens_without_etcd_ = false;
   std::array<Node, kNodes> all_;
 };
 std::string NameOf(const ::testing::TestParamInfo<EtcdKind>& kind) { return kind.param.name(); }
@@ -1675,6 +1699,93 @@ TEST_P(NodesRunContract, AttemptThatThisNodeHasLetActIsOverWhenALaterOneActs) {
   all_[0].run->ledger()->WatchActiveAttempt([&acts](int64_t attempt) { acts = attempt; });
   RunUntil([&] { return acts == 2; });
   EXPECT_EQ(ReasonOf(Activate(all_[0], 1)), "FENCED");
+}
+
+// ---- an etcd that was restored from a backup, and does not know what has happened since
+
+TEST_P(NodesRunContract, SaveOfWhichEtcdHasForgottenThatItWasPublishedDoesNotReplaceItself) {
+  SaveAll("step_1");
+  ledger::v1::SaveState state;
+  ASSERT_TRUE(state.ParseFromString(nodes_.Read(keys_.SaveState(1))));
+  for (Node& node : all_) Kill(node);
+  state.set_phase(ledger::v1::SaveState::SEALED);
+  state.clear_time_us();
+  PutKey(keys_.SaveState(1), state.SerializeAsString());
+  for (Node& node : all_) Start(node);
+  RunUntil([&] {
+    return state.ParseFromString(nodes_.Read(keys_.SaveState(1))) &&
+           state.phase() == ledger::v1::SaveState::COMMITTED;
+  });
+  EXPECT_EQ(state.phase(), ledger::v1::SaveState::COMMITTED);
+  RunFor(seconds(20));
+  EXPECT_EQ(root_.tags["step_1"], 1);
+  EXPECT_EQ(nodes_.Read(keys_.Evicting(1)), "(none)");
+  EXPECT_EQ(Shown(*Coordinator(), 1), "");
+}
+
+TEST_P(NodesRunContract, SequenceOfACheckpointThatEtcdHasForgottenIsNotGivenAgain) {
+  SaveAll("step_1");
+  RunUntil([this] { return nodes_.Read(keys_.SaveState(2)) != "(none)"; });  // Made in advance.
+  for (Node& node : all_) Kill(node);
+  root_.tags["step_2"] = 2;
+  for (Node& node : all_) Start(node);
+  for (Node& node : all_) ASSERT_EQ(Join(node, "launch2").value_or(-1), 2);
+  ASSERT_TRUE(Activate(all_[0], 2).ok());
+  SaveAll("step_3", 2);
+  EXPECT_EQ(root_.tags["step_2"], 2);
+  EXPECT_GT(root_.tags["step_3"], 2);
+}
+
+TEST_P(NodesRunContract, TermsComeAfterThoseThatTheRootHas) {
+  for (Node& node : all_) Kill(node);
+  root_.highest_term = 41;  // A record of a lower term would not count.
+  for (Node& node : all_) Start(node);
+  RunUntil([this] { return Coordinator() != nullptr; });
+  ledger::v1::LastTerm last;
+  ASSERT_TRUE(last.ParseFromString(nodes_.Read(keys_.Term())));
+  EXPECT_GT(last.term(), 41);
+}
+
+// A copy holds the same id, but it is another directory.
+TEST_P(NodesRunContract, CopyOfARootIsNotTheRootOfItsRun) {
+  SaveAll("step_1");
+  Node& node = all_[2];
+  Kill(node);
+  inode_ = 8;
+  absl::Status opened = TryStart(node);
+  EXPECT_EQ(ReasonOf(opened), "ROOT_COPIED");
+  EXPECT_TRUE(absl::IsFailedPrecondition(opened)) << opened;
+  EXPECT_THAT(std::string(opened.message()), HasSubstr("ckptctl new-run /shared/run"));
+  Kill(node);
+  uid_ = 1001;
+  opened = TryStart(node);
+  EXPECT_EQ(ReasonOf(opened), "ROOT_COPIED");
+  EXPECT_TRUE(absl::IsPermissionDenied(opened)) << opened;
+  Kill(node);
+  inode_ = 7;
+  EXPECT_EQ(TryStart(node), absl::OkStatus()) << "its owner is another one now";
+  EXPECT_EQ(Join(node, "launch1").value_or(-1), 1);
+}
+
+TEST_P(NodesRunContract, CopyThatIsOpenedWithoutEtcdDoesNothingWhenEtcdAnswers) {
+  SaveAll("step_1");
+  SaveAll("step_2");
+  Node& copy = all_[2];
+  Kill(copy);
+  inode_ = 8;
+  opens_without_etcd_ = true;
+  ASSERT_EQ(TryStart(copy), absl::OkStatus());
+  copy.noticed.clear();
+  RegisterAnew(copy);  // The first lease may have ended meanwhile.
+  RunUntil([&] { return !copy.noticed.empty(); });
+  EXPECT_THAT(copy.noticed, ElementsAre(HasSubstr("whose root is another directory")));
+  EXPECT_EQ(ReasonOf(Join(copy, "another").status()), "LEDGER_UNAVAILABLE");
+  for (Node& node : {std::ref(all_[0]), std::ref(all_[1])}) Kill(node);
+  RunFor(minutes(2));
+  EXPECT_FALSE(copy.run->coordinates());
+  EXPECT_EQ(ReasonOf(Ask<absl::Status>([&](auto done) { copy.io->Evict("step_1", 1, std::move(done)); })),
+            "NOT_COORDINATOR");
+  EXPECT_TRUE(root_.tags.contains("step_1"));
 }
 
 TEST_P(NodesRunContract, NodesThatDoNotShareTheRootAreRefused) {

@@ -33,6 +33,10 @@ class FakeSharedFiles : public SharedFilesIo {
         run_id_(std::move(run_id)),
         coordinator_(root->Open({&hang_, pause})) {}
 
+  // Of the root's directory.
+  uint64_t root_inode = 7;
+  uint32_t root_uid = 1000;
+
   int open_readers() const { return *readers_; }
   // Nothing that this node asks for is carried out or answered until EndHang.
   void Hang(Instant now) {
@@ -48,8 +52,8 @@ class FakeSharedFiles : public SharedFilesIo {
   void Rescan(ckptd::Callback<absl::StatusOr<RootSnapshot>> done) override {
     Say(std::move(done), Snapshot());
   }
-  void RunId(ckptd::Callback<absl::StatusOr<std::string>> done) override {
-    Say<absl::StatusOr<std::string>>(std::move(done), run_id_);
+  void RunId(ckptd::Callback<absl::StatusOr<RunOfRoot>> done) override {
+    Say<absl::StatusOr<RunOfRoot>>(std::move(done), RunOfRoot{run_id_, root_inode, root_uid});
   }
   void CheckTarget(std::string, std::vector<std::string>, ckptd::Callback<absl::Status> done) override {
     Say(std::move(done), absl::OkStatus());
@@ -214,6 +218,7 @@ class FakeSharedFiles : public SharedFilesIo {
   }
   absl::StatusOr<RootSnapshot> Snapshot() const {
     RootSnapshot snapshot;
+    snapshot.highest_term = root_.highest_term;
     for (const auto& [tag, sequence] : root_.tags) {
       if (root_.hidden.contains(sequence)) continue;
       snapshot.committed[sequence] = CheckpointOf(tag, sequence);

@@ -47,6 +47,7 @@ class FakeSharedRoot {
   std::vector<std::string> published;                     // As "step_1 5", in order.
   std::map<int64_t, std::vector<std::string>> manifests;  // Each one that was written of a sequence.
   std::set<int64_t> removed;
+  int64_t highest_term = 0;
   std::set<int64_t> pointed;          // Sequences that pointer files name.
   std::map<int64_t, int64_t> copies;  // How often each sequence was put back.
   // Sequences that the root does not show for now, as if its names were stale.
