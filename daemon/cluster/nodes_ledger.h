@@ -59,11 +59,16 @@ class NodesLedger : public Ledger {
 
   // Not called: SharedRun decides these.
   void Admit(int64_t attempt, Answer<absl::StatusOr<int64_t>> answer) override;
+  // No-op: each registration of a node raises the sequence to the highest in the root.
+  void RaiseSequence(int64_t) override {}
   void Commit(int64_t sequence, Answer<absl::Status> answer) override;
   // SHARED_ROOT_UNSUPPORTED.
   void AdmitAdopted(int64_t above, int64_t below, int64_t more,
                     Answer<absl::StatusOr<int64_t>> answer) override;
 
+  // No-op: in a root of several nodes retention counts the checkpoints of every launch.
+  void ResumeFailed(int64_t, int64_t) override {}
+  void Committed(int64_t) override {}
   void RecordOutcome(const storage::v1::Outcome& outcome, Answer<absl::Status> recorded) override;
   void WriteHistory(Answer<absl::Status> written) override { written(absl::OkStatus()); }
   void SetRetention(const storage::v1::RetentionPolicy& in_force,

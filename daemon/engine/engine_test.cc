@@ -940,6 +940,42 @@ TEST_F(EngineTest, RescansRootWhenDirectoryCouldNotBeMovedAway) {
   EXPECT_THAT(Tags(), ElementsAre("two"));
 }
 
+TEST_F(EngineTest, SkipDoesNotWaitForAFileSystemThatHangs) {
+  auto sessions = Launch("a", 2);
+  ios_[1]->hold_target = true;
+  auto skip0 = BeginOf(0, "one", 1, 1), skip1 = BeginOf(1, "one", 1, 1);
+  skip0.set_busy(v1::SKIP);
+  skip1.set_busy(v1::SKIP);
+  auto a = Begin(sessions[0], skip0), b = Begin(sessions[1], skip1);
+  AdvanceClock(std::chrono::seconds(2));
+  EXPECT_FALSE(a.has() || b.has()) << "a file system may be slow for a moment";
+  AdvanceClock(std::chrono::seconds(2));
+  RunQueued([&] { return a.has() && b.has(); });
+  EXPECT_EQ(a.get().level(), v1::SKIPPED);
+  EXPECT_EQ(b.get().level(), v1::SKIPPED);
+  ios_[1]->hold_target = false;
+  ios_[1]->ReleaseHeld();
+  SaveAll(sessions, "two", 2);
+  EXPECT_THAT(Tags(), ElementsAre("two"));
+}
+
+TEST_F(EngineTest, SavesAfterACheckpointThatWasMovedInAreNewer) {
+  auto sessions = Launch("a", 1);
+  SaveAll(sessions, "one", 1);
+  CommittedCheckpoint moved = disks_[1]->committed.begin()->second;
+  moved.summary.set_tag("moved");
+  moved.summary.set_sequence(100);
+  disks_[1]->committed[100] = moved;
+  ios_[1]->publish_result.root_has_new_checkpoints = true;
+  SaveAll(sessions, "two", 2);  // Its commit finds the checkpoint.
+  ios_[1]->publish_result.root_has_new_checkpoints = false;
+  EXPECT_THAT(Tags(), ElementsAre("moved", "two", "one"));
+  SaveAll(sessions, "three", 3);
+  EXPECT_THAT(Tags(), ElementsAre("three", "moved", "two", "one"));
+  EXPECT_EQ(disks_[1]->committed.rbegin()->first, 101);
+  EXPECT_EQ(ios_[1]->calls["Rescan"], 1);
+}
+
 TEST_F(EngineTest, RetriesFailedScan) {
   auto sessions = Launch("a", 1);
   ios_[1]->publish_result = {PublishOutcome::kIndeterminate, ErrnoError(EIO, "syncing the root")};

@@ -232,9 +232,22 @@ void Publisher::OnPublished(int64_t save_id, PublishResult result) {
     return result.retryable ? TryLater(save, result.status) : hooks_.fail(save, result.status);
   }
   if (result.outcome == PublishOutcome::kIndeterminate) return SetIndeterminate(save, result.status);
-  Ledger* ledger = save->run->ledger;
-  ledger->SetRetention(PolicyAfterCommit(ledger->record(), save->retention), NextPolicies(*save->run, save));
+  Run* run = save->run;
+  run->ledger->SetRetention(PolicyAfterCommit(run->ledger->record(), save->retention),
+                            NextPolicies(*run, save));
+  const int64_t retained = run->ledger->record().retained_through();
+  run->ledger->Committed(save->key.attempt);
+  if (const int64_t now = run->ledger->record().retained_through(); now != retained) {
+    observer_->OnWarning(absl::StrCat("attempt ", save->key.attempt, " could not resume from sequence ", now,
+                                      " of ", run->path,
+                                      ", and has saved a state of its own: retention leaves the checkpoints "
+                                      "up to that one alone; remove them with "
+                                      "ckptctl delete, or join with takeover to have them counted"));
+  }
   hooks_.committed(save, Committed(*save, chunk_bytes_, clock_->UnixMicros()), std::move(result.pointers));
+  // Somebody has moved a checkpoint into the root: it is listed, and ordered before the next save, from the
+  // scan on.
+  if (result.root_has_new_checkpoints) scanner_->Scan(run);
 }
 
 void Publisher::SetIndeterminate(Save* save, const absl::Status& why) {

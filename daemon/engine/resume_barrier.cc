@@ -344,6 +344,7 @@ void ResumeBarrier::Finish(Run* run, const v1::FinishResumeRequest& request, Pen
     agreement.failed.clear();
   }
   if (request.failure().empty()) return Finished(run, sequence, std::move(finish));
+  run->ledger->ResumeFailed(attempt, sequence);
   agreement.finished.erase(finish.rank);
   agreement.failed[finish.rank] = request.failure();
   finish.reply(v1::FinishResumeResponse());

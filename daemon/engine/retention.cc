@@ -28,6 +28,10 @@ int64_t NewestSequence(const Catalog& catalog) {
   return catalog.committed().empty() ? 0 : catalog.committed().rbegin()->first;
 }
 
+int64_t RetainedThrough(const Run& run) {
+  return run.ledger == nullptr ? 0 : run.ledger->record().retained_through();
+}
+
 // One node of a shared run removes for all. A node that does not know yet which attempt acts does not know
 // either what that one resumes from: a checkpoint has been committed, so one does.
 bool MayRemoveForAll(const Run& run) { return run.shared->coordinates() && run.active_attempt != 0; }
@@ -95,7 +99,8 @@ std::optional<int> Retention::KeptLast(const Run& run) const {
 std::vector<int64_t> Retention::PredictedVictims(const Run& run) const {
   const RetentionPolicy policy = NextPolicy(run);
   if (KeepsAll(policy)) return {};
-  Keepers keepers = KeptByPolicy(policy, run.catalog, clock_->UnixMicros(), /*committing=*/true);
+  Keepers keepers =
+      KeptByPolicy(policy, run.catalog, clock_->UnixMicros(), /*committing=*/true, RetainedThrough(run));
   AddUses(run, /*resumed=*/0, &keepers);
   // The next save most likely names the same pointers as the newest one, which is then free to go.
   std::set<int64_t> pointed = states_.Of(&run).pointed;
@@ -159,7 +164,8 @@ std::vector<int64_t> Retention::Victims(const Run& run, int64_t resumed) const {
   if (run.shared != nullptr && NewestSequence(run.catalog) > state.policy_sequence) return {};
   Keepers keepers;
   for (const RetentionPolicy& policy : state.policies)
-    keepers.merge(KeptByPolicy(policy, run.catalog, clock_->UnixMicros(), /*committing=*/false));
+    keepers.merge(
+        KeptByPolicy(policy, run.catalog, clock_->UnixMicros(), /*committing=*/false, RetainedThrough(run)));
   AddUses(run, resumed, &keepers);
   for (int64_t sequence : state.pointed) keepers[sequence];
   return Without(run, keepers);
@@ -168,7 +174,8 @@ std::vector<int64_t> Retention::Victims(const Run& run, int64_t resumed) const {
 void Retention::Explain(Run* run, const RetentionPolicy& policy, Reply<Keepers> reply) {
   AskResumed(run, [this, run, policy, reply = std::move(reply)](absl::StatusOr<int64_t> resumed) mutable {
     if (!resumed.ok()) return reply(resumed.status());
-    Keepers keepers = KeptByPolicy(policy, run->catalog, clock_->UnixMicros(), /*committing=*/false);
+    Keepers keepers =
+        KeptByPolicy(policy, run->catalog, clock_->UnixMicros(), /*committing=*/false, RetainedThrough(*run));
     AddUses(*run, *resumed, &keepers);
     for (int64_t sequence : states_.Of(run).pointed) keepers[sequence].push_back("named by a pointer");
     for (const auto& [sequence, checkpoint] : run->catalog.committed()) keepers[sequence];

@@ -15,10 +15,12 @@ using KeptBy = std::map<int64_t, std::vector<std::string>>;
 // Every checkpoint from the N-th newest good one on. A damaged one among them stays, because it may be
 // repaired, but is not counted. A suspect one goes: a diverged job saves many of them. One that is being
 // removed is not counted either: when a newer one turns out to be damaged, an older one stays for it.
-void KeepLast(const RetentionPolicy& policy, const Catalog& catalog, bool committing, KeptBy* kept) {
+void KeepLast(const RetentionPolicy& policy, const Catalog& catalog, bool committing, int64_t above,
+              KeptBy* kept) {
   int missing = LastOf(policy) - (committing ? 1 : 0);
   const auto& committed = catalog.committed();
   for (auto entry = committed.rbegin(); entry != committed.rend() && missing > 0; ++entry) {
+    if (entry->first <= above) break;
     if (!entry->second.summary.suspect().empty() || catalog.IsLeaving(entry->first)) continue;
     (*kept)[entry->first].push_back(LastInWords(policy));
     if (!entry->second.damage) --missing;
@@ -36,12 +38,12 @@ void KeepNewestSuspect(const Catalog& catalog, KeptBy* kept) {
   }
 }
 
-void KeepBest(const RetentionPolicy& policy, const Catalog& catalog, KeptBy* kept) {
+void KeepBest(const RetentionPolicy& policy, const Catalog& catalog, int64_t above, KeptBy* kept) {
   std::vector<std::pair<double, int64_t>> ranked;  // Of value and sequence; the largest are the best.
   for (const auto& [sequence, checkpoint] : catalog.committed()) {
     const auto& metrics = checkpoint.summary.metrics();
     const auto metric = metrics.find(policy.metric());
-    if (!IsGood(checkpoint) || catalog.IsLeaving(sequence)) continue;
+    if (sequence <= above || !IsGood(checkpoint) || catalog.IsLeaving(sequence)) continue;
     if (metric == metrics.end() || std::isnan(metric->second)) continue;
     ranked.emplace_back(policy.highest() ? metric->second : -metric->second, sequence);
   }
@@ -74,15 +76,19 @@ bool KeepsNoMoreThan(const RetentionPolicy& policy, const RetentionPolicy& other
 }
 
 KeptBy KeptByPolicy(const RetentionPolicy& policy, const Catalog& catalog, int64_t now_unix_us,
-                    bool committing) {
+                    bool committing, int64_t retained_through) {
   KeptBy kept;
+  for (const auto& [sequence, checkpoint] : catalog.committed()) {
+    if (sequence > retained_through) break;
+    kept[sequence].push_back("of a state that a later launch could not resume from");
+  }
   if (KeepsAll(policy)) {
     for (const auto& [sequence, checkpoint] : catalog.committed()) kept[sequence].push_back("keeps all");
     return kept;
   }
-  KeepLast(policy, catalog, committing, &kept);
+  KeepLast(policy, catalog, committing, retained_through, &kept);
   if (!committing) KeepNewestSuspect(catalog, &kept);
-  if (policy.best() > 0) KeepBest(policy, catalog, &kept);
+  if (policy.best() > 0) KeepBest(policy, catalog, retained_through, &kept);
   if (policy.every_steps() > 0) KeepSteps(policy, catalog, &kept);
   if (policy.newer_than_us() > 0) KeepNewer(policy, catalog, now_unix_us, &kept);
   return kept;

@@ -21,10 +21,11 @@ bool KeepsNoMoreThan(const RetentionPolicy& policy, const RetentionPolicy& other
 
 // A checkpoint's sequence -> which parts of the policy keep it, in words: "last 3", "best 2 by lowest loss",
 // ... A checkpoint that is not in the answer is kept by none. `committing`: as if one more good
-// checkpoint, of which nothing is known, had just been committed.
+// checkpoint, of which nothing is known, had just been committed. The policy does not count those up to
+// `retained_through` (RunRecord), which stay.
 std::map<int64_t, std::vector<std::string>> KeptByPolicy(const RetentionPolicy& policy,
                                                          const Catalog& catalog, int64_t now_unix_us,
-                                                         bool committing);
+                                                         bool committing, int64_t retained_through = 0);
 
 // The policy that the commit of a save puts in force: the operator's, or else `of_save`. Unset keeps all.
 RetentionPolicy PolicyAfterCommit(const storage::v1::RunRecord& record,

@@ -53,9 +53,10 @@ class RetentionPolicyTest : public ::testing::Test {
   }
   void Damage(int64_t sequence) { catalog_.SetDamage(sequence, storage::v1::Damage()); }
 
-  std::vector<int64_t> Kept(const RetentionPolicy& policy, bool committing = false) const {
+  std::vector<int64_t> Kept(const RetentionPolicy& policy, bool committing = false,
+                            int64_t retained_through = 0) const {
     std::vector<int64_t> kept;
-    for (const auto& [sequence, why] : KeptByPolicy(policy, catalog_, kNow, committing))
+    for (const auto& [sequence, why] : KeptByPolicy(policy, catalog_, kNow, committing, retained_through))
       kept.push_back(sequence);
     return kept;
   }
@@ -233,6 +234,15 @@ TEST_F(RetentionPolicyTest, StartsWithAllPoliciesThatMayBeInForce) {
   record.clear_retention_override();
   EXPECT_TRUE(IsSamePolicy(PolicyAfterCommit(record, Last(9)), Last(9)));
   EXPECT_TRUE(KeepsAll(PolicyAfterCommit(record, std::nullopt)));
+}
+
+TEST_F(RetentionPolicyTest, NeitherCountsNorRemovesCheckpointsOfAStateThatCouldNotBeResumedFrom) {
+  AddWithLoss({0.1, 0.2, 0.3, 4, 5, 6});
+  EXPECT_THAT(Kept(Last(2), /*committing=*/false, /*retained_through=*/3), ElementsAre(1, 2, 3, 5, 6));
+  EXPECT_THAT(Kept(Last(4), false, 3), ElementsAre(1, 2, 3, 4, 5, 6));
+  EXPECT_THAT(Kept(Best(1, 1, "loss"), false, 3), ElementsAre(1, 2, 3, 4, 6));
+  EXPECT_THAT(KeptByPolicy(Last(5), catalog_, kNow, false, 3).at(3),
+              ElementsAre("of a state that a later launch could not resume from"));
 }
 
 }  // namespace

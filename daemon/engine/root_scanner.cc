@@ -33,9 +33,11 @@ void RootScanner::OnScanned(Run* run, int64_t written_bytes, absl::StatusOr<Root
   run->scanning = false;
   if (std::exchange(state.again, false)) return Scan(run);
   if (!snapshot.ok()) return OnScanFailed(run, snapshot.status());
+  const bool was_read_only = run->read_only;
   state.failed = false;
   hooks_.load(run, *std::move(snapshot), written_bytes);
-  observer_->OnInfo(absl::StrCat("the root ", run->path, " was scanned anew and takes saves again"));
+  if (was_read_only)
+    observer_->OnInfo(absl::StrCat("the root ", run->path, " was scanned anew and takes saves again"));
   hooks_.usable(run);
 }
 

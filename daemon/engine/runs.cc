@@ -43,7 +43,12 @@ void Engine::Impl::LoadSnapshot(Run* run, RootSnapshot snapshot) {
   trash_.SetBytes(run, snapshot.trash_bytes);
   retention_.SetPointers(run, std::move(snapshot.pointers));
   run->read_only = false;
-  if (run->ledger != nullptr) return;  // A rescan: what the ledger knows is newer.
+  if (run->ledger != nullptr) {
+    // A rescan: what the ledger knows is newer, but for a checkpoint that somebody has moved in.
+    if (!run->catalog.committed().empty())
+      run->ledger->RaiseSequence(run->catalog.committed().rbegin()->first);
+    return;
+  }
   if (run->shared != nullptr) return UseSharedLedger(run);
   storage::v1::RunRecord record = std::move(snapshot.run_record);
   if (record.format_version() != 0) run->uid = static_cast<uid_t>(record.uid());

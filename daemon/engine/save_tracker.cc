@@ -2,6 +2,7 @@
 #include "daemon/engine/save_tracker.h"
 
 #include <algorithm>
+#include <chrono>
 #include <map>
 #include <string_view>
 #include <unordered_set>
@@ -18,6 +19,9 @@ namespace ckptd {
 namespace {
 
 constexpr size_t kMaxMessageBytes = 1000;  // Of an Abort.
+// How long a save with SKIP waits for the file system to say whether its tag is free and how much room there
+// is.
+constexpr std::chrono::seconds kLongestAskOfSkip(3);
 
 bool IsReached(v1::Level level, v1::Level wanted) { return level >= v1::FAILED || level >= wanted; }
 
@@ -172,15 +176,26 @@ void SaveTracker::AnswerWaiters(Save* save) {
 // ---- deadlines
 
 void SaveTracker::OnTick(Instant now) {
-  std::vector<Save*> late;
+  std::vector<Save*> late, skipped;
   for (const auto& [id, save] : saves_->all()) {
     AnswerWaiters(save);
+    const bool asks_disk = save->phase == SavePhase::kTarget && !save->shared;
+    if (asks_disk && save->busy == v1::SKIP && now >= save->begun_at + kLongestAskOfSkip)
+      skipped.push_back(save);
     // The nodes of a shared run end a save that is not admitted in time; each holds its own ranks to the
     // commit deadline.
     const bool awaits_room = AwaitsRoom(*save) && !save->shared;
     const bool open = save->phase == SavePhase::kAdmitted && !save->sealed();
     if (awaits_room && now >= save->admission_deadline) late.push_back(save);
     if (open && now >= save->commit_deadline && !save->UnsealedRanks().empty()) late.push_back(save);
+  }
+  for (Save* save : skipped) {
+    Fail(save,
+         MakeError(absl::StatusCode::kAborted, reason::kSkipped,
+                   absl::StrCat("the file system of ", save->run->path, " has not answered for ",
+                                kLongestAskOfSkip.count(), " s"),
+                   {{"tag", save->key.tag}}),
+         v1::SKIPPED);
   }
   for (Save* save : late) {
     if (absl::Status error = DeadlineError(*save); !error.ok()) Fail(save, error);

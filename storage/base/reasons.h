@@ -54,6 +54,8 @@ inline constexpr char kRootLocked[] = "ROOT_LOCKED";
 inline constexpr char kRootSharingChanged[] = "ROOT_SHARING_CHANGED";
 // A directory sync failed: the root takes no changes before it has been scanned.
 inline constexpr char kRootReadOnly[] = "ROOT_READ_ONLY";
+// The root's directory, or its directory .ckptd, was removed or replaced.
+inline constexpr char kRootChanged[] = "ROOT_CHANGED";
 // The file system of a root that is being attached does not answer.
 inline constexpr char kFileSystemHangs[] = "FILE_SYSTEM_HANGS";
 // A file is locked by another process.

@@ -133,15 +133,20 @@ absl::Status Pins::Set(FileSystem& fs, Handle ours, const std::string& tag, int6
     wanted.erase({tag, sequence});
   }
   if (wanted == pins_) return absl::OkStatus();
+  std::swap(wanted, pins_);
+  const absl::Status stored = Store(fs, ours);
+  if (!stored.ok()) std::swap(wanted, pins_);
+  return stored;
+}
+
+absl::Status Pins::Store(FileSystem& fs, Handle ours) const {
   PinRecord record;
-  for (const std::pair<std::string, int64_t>& pin : wanted) {
+  for (const std::pair<std::string, int64_t>& pin : pins_) {
     storage::v1::Pin& added = *record.add_pins();
     added.set_tag(pin.first);
     added.set_sequence(pin.second);
   }
-  CKPTD_RETURN_IF_ERROR(Store(fs, ours, kPinsName, kPinRecordFrame, record));
-  pins_ = std::move(wanted);
-  return absl::OkStatus();
+  return ckptd::Store(fs, ours, kPinsName, kPinRecordFrame, record);
 }
 
 absl::StatusOr<Damages> Damages::Load(FileSystem& fs, Handle ours) {
@@ -174,11 +179,16 @@ absl::Status Damages::Set(FileSystem& fs, Handle ours, const std::string& tag, i
   } else {
     wanted.erase(sequence);
   }
+  std::swap(wanted, damages_);
+  const absl::Status stored = Store(fs, ours);
+  if (!stored.ok()) std::swap(wanted, damages_);
+  return stored;
+}
+
+absl::Status Damages::Store(FileSystem& fs, Handle ours) const {
   DamageRecord record;
-  for (const auto& [number, mark] : wanted) *record.add_damages() = mark;
-  CKPTD_RETURN_IF_ERROR(Store(fs, ours, kDamagedName, kDamageRecordFrame, record));
-  damages_ = std::move(wanted);
-  return absl::OkStatus();
+  for (const auto& [number, mark] : damages_) *record.add_damages() = mark;
+  return ckptd::Store(fs, ours, kDamagedName, kDamageRecordFrame, record);
 }
 
 }  // namespace ckptd

@@ -43,6 +43,8 @@ class Pins {
   bool Contains(const std::string& tag, int64_t sequence) const { return pins_.contains({tag, sequence}); }
   // Durable on return. After an error nothing has changed in memory.
   absl::Status Set(FileSystem& fs, Handle ours, const std::string& tag, int64_t sequence, bool pinned);
+  // Writes all pins to another directory, durably.
+  absl::Status Store(FileSystem& fs, Handle ours) const;
 
  private:
   std::set<std::pair<std::string, int64_t>> pins_;
@@ -58,6 +60,8 @@ class Damages {
   // Durable on return. After an error nothing has changed in memory.
   absl::Status Set(FileSystem& fs, Handle ours, const std::string& tag, int64_t sequence,
                    const std::optional<storage::v1::Damage>& damage);
+  // Writes all marks to another directory, durably.
+  absl::Status Store(FileSystem& fs, Handle ours) const;
   // Drops the marks of checkpoints for which `gone(tag, sequence)` is true. On disk with the next Set.
   template <typename Gone>
   void Prune(Gone gone) {

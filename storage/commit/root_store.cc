@@ -65,6 +65,11 @@ class RootStore::Impl {
 
   absl::Status Start();
   absl::Status Rescan();
+  // Whether <root>/.ckptd is still the directory that was opened. True also if that cannot be found out.
+  bool HasItsDirectory() const;
+  // Writes the records and what is in flight of `before`, whose directory has gone, to this one; before
+  // Start.
+  absl::Status TakeOver(const Impl& before);
 
   absl::StatusOr<Inflight> CreateInflight(const std::string& tag, int64_t sequence, int64_t manifest_bytes);
   absl::Status WritePartRecord(const Inflight& inflight, const PartRecord& record);
@@ -94,6 +99,9 @@ class RootStore::Impl {
   // Refuses all changes until Rescan, because of `cause`.
   void Latch(const absl::Status& cause) { latched_ = cause; }
   absl::Status CheckWritable() const;
+  // Not OK for a save whose in-flight directory was removed with the <root>/.ckptd that was there then.
+  absl::Status CheckNotLost(const Inflight& inflight) const;
+  bool HasNewCheckpoints() const;
   void SawSequence(int64_t sequence) { highest_sequence_ = std::max(highest_sequence_, sequence); }
 
   // Constant after Start.
@@ -114,8 +122,11 @@ class RootStore::Impl {
   std::vector<DamagedCheckpoint> damaged_;
   std::vector<ForeignTag> foreign_;
   int64_t highest_sequence_ = 0;
-  std::set<std::string> live_;               // In-flight names of saves that are under way.
-  std::set<std::string> publish_tried_;      // Of these: they may have a manifest.
+  FileStat node_stat_{};                 // Of the node's directory.
+  std::set<std::string> names_;          // The directories in the root that this store knows of.
+  std::set<std::string> live_;           // In-flight names of saves that are under way.
+  std::set<std::string> lost_;           // Of saves that are under way and whose directories were removed.
+  std::set<std::string> publish_tried_;  // Of these: they may have a manifest.
   absl::Status latched_ = absl::OkStatus();  // Not OK: the root is read-only, for this cause.
 };
 
@@ -126,7 +137,44 @@ absl::Status RootStore::Impl::CheckWritable() const {
                                 std::string(latched_.message())));
 }
 
+absl::Status RootStore::Impl::CheckNotLost(const Inflight& inflight) const {
+  if (!lost_.contains(inflight.name)) return absl::OkStatus();
+  return MakeError(absl::StatusCode::kAborted, reason::kRootChanged,
+                   absl::StrCat("the directory .ckptd of the root was removed while ", inflight.tag,
+                                " was being written; save again"),
+                   {{"tag", inflight.tag}});
+}
+
+bool RootStore::Impl::HasItsDirectory() const {
+  const absl::StatusOr<FileStat> now = fs_.Stat(layout_.root, layout_.node_path);
+  if (!now.ok()) return !IsMissing(now.status());
+  return now->device == node_stat_.device && now->inode == node_stat_.inode;
+}
+
+absl::Status RootStore::Impl::TakeOver(const Impl& before) {
+  if (before.run_record_.format_version() != 0)
+    CKPTD_RETURN_IF_ERROR(StoreRunRecord(fs_, layout_.node.get(), before.run_record_));
+  CKPTD_RETURN_IF_ERROR(before.pins_.Store(fs_, layout_.ours.get()));
+  CKPTD_RETURN_IF_ERROR(before.damages_.Store(fs_, layout_.ours.get()));
+  lost_ = before.lost_;
+  lost_.insert(before.live_.begin(), before.live_.end());
+  SawSequence(before.highest_sequence_);
+  committed_ = before.committed_;
+  return absl::OkStatus();
+}
+
+// Best effort: the next scan finds them, too. An empty directory, as frameworks make it before they save, is
+// no checkpoint.
+bool RootStore::Impl::HasNewCheckpoints() const {
+  const absl::StatusOr<std::vector<DirEntry>> entries = fs_.List(layout_.root);
+  return entries.ok() && std::any_of(entries->begin(), entries->end(), [this](const DirEntry& entry) {
+           return entry.type == FileType::kDirectory && !names_.contains(entry.name) &&
+                  fs_.Stat(layout_.root, OurPath(entry.name, std::string(kManifestName))).ok();
+         });
+}
+
 absl::Status RootStore::Impl::Start() {
+  CKPTD_ASSIGN_OR_RETURN(node_stat_, fs_.Stat(layout_.node.get(), ""));
   // Read first: a root that cannot be understood is not changed.
   CKPTD_RETURN_IF_ERROR(LoadRecords());
   CKPTD_RETURN_IF_ERROR(SyncNames(layout_));
@@ -163,8 +211,17 @@ absl::Status RootStore::Impl::LoadRecords() {
 
 absl::Status RootStore::Impl::RecoverAndScan() {
   CKPTD_ASSIGN_OR_RETURN(recovered_, RecoverInflight(context(), live_));
-  CKPTD_ASSIGN_OR_RETURN(RootScan scan, ScanRoot(fs_, layout_.root));
+  // What this run has saved, as far as the store remembers.
+  std::set<std::pair<std::string, int64_t>> saved;
+  for (const auto& [sequence, checkpoint] : committed_) saved.emplace(checkpoint.summary.tag(), sequence);
+  for (const storage::v1::Outcome& outcome : run_record_.outcomes())
+    saved.emplace(outcome.tag(), outcome.sequence());
+  CKPTD_ASSIGN_OR_RETURN(RootScan scan,
+                         ScanRoot(fs_, layout_.root, [&saved](const std::string& tag, int64_t sequence) {
+                           return saved.contains({tag, sequence});
+                         }));
   CKPTD_RETURN_IF_ERROR(SyncAdopted(layout_, scan));
+  names_ = std::move(scan.directories);
   committed_.clear();
   damaged_.clear();
   foreign_ = std::move(scan.foreign);
@@ -234,6 +291,7 @@ absl::Status RootStore::Impl::FillInflight(const Inflight& inflight, int64_t man
 }
 
 absl::Status RootStore::Impl::WritePartRecord(const Inflight& inflight, const PartRecord& record) {
+  CKPTD_RETURN_IF_ERROR(CheckNotLost(inflight));
   const ManifestSummary& checkpoint = record.checkpoint();
   if (record.sequence() != inflight.sequence || checkpoint.sequence() != inflight.sequence ||
       checkpoint.tag() != inflight.tag || record.chunk_bytes() != checkpoint.chunk_bytes()) {
@@ -253,6 +311,8 @@ PublishResult RootStore::Impl::Publish(const Inflight& inflight, const ManifestS
                                        const std::vector<PartRecord>& parts) {
   if (const absl::Status writable = CheckWritable(); !writable.ok())
     return {.outcome = PublishOutcome::kFailed, .status = writable, .retryable = true};
+  if (const absl::Status lost = CheckNotLost(inflight); !lost.ok())
+    return {.outcome = PublishOutcome::kFailed, .status = lost};
   publish_tried_.insert(inflight.name);
   Published published = PublishInflight(context(), inflight, summary, parts);
   if (published.result.outcome != PublishOutcome::kFailed) publish_tried_.erase(inflight.name);
@@ -269,6 +329,8 @@ PublishResult RootStore::Impl::Publish(const Inflight& inflight, const ManifestS
                     [&](const auto& entry) { return entry.second.summary.tag() == inflight.tag; });
       committed_[inflight.sequence].summary = std::move(published.summary);
       published.result.pointers = pointers_ = pointer_writer_.Update(committed_);
+      names_.insert(inflight.tag);
+      published.result.root_has_new_checkpoints = HasNewCheckpoints();
       break;
   }
   return published.result;
@@ -290,6 +352,7 @@ PublishResult RootStore::Impl::Adopt(const ForeignSurvey& survey, const Manifest
 
 absl::Status RootStore::Impl::Discard(const Inflight& inflight) {
   CKPTD_RETURN_IF_ERROR(CheckWritable());
+  if (lost_.erase(inflight.name) > 0) return absl::OkStatus();  // It is gone already.
   live_.erase(inflight.name);  // If this fails, the next scan decides what happens to it.
   const absl::StatusOr<int64_t> bytes = TreeBytes(fs_, inflight.dir.get());
   const Handle from = layout_.inflight.get();
@@ -322,7 +385,10 @@ absl::Status RootStore::Impl::Evict(const std::string& tag, int64_t sequence) {
   if (!dir.ok()) return dir.status();
   const Trash::Moved moved =
       trash_.Move(layout_.root, tag, FreshName(tag, sequence), victim->summary.size_bytes());
-  if (moved.renamed) committed_.erase(sequence);
+  if (moved.renamed) {
+    committed_.erase(sequence);
+    names_.erase(tag);
+  }
   if (moved.renamed && !moved.status.ok()) Latch(moved.status);
   return moved.status;
 }
@@ -333,6 +399,7 @@ absl::StatusOr<Undeleted> RootStore::Impl::Undelete(const std::string& tag, int6
   if (back.unknown) Latch(back.status);
   if (!back.status.ok()) return back.status;
   const int64_t number = back.summary.sequence();
+  names_.insert(tag);
   committed_[number] = WithMarks({.summary = std::move(back.summary)});
   pointers_ = pointer_writer_.Update(committed_);
   return Undeleted{committed_[number], pointers_};
@@ -396,54 +463,91 @@ absl::StatusOr<std::unique_ptr<RootStore>> RootStore::Open(FileSystem* fs, Handl
   CKPTD_RETURN_IF_ERROR(CheckNotShared(*fs, root));
   CKPTD_ASSIGN_OR_RETURN(Layout layout, OpenLayout(fs, root, options.node));
   std::unique_ptr<RootStore> store(new RootStore());
-  store->impl_ = std::make_unique<Impl>(std::move(layout), clock, std::move(options));
-  CKPTD_RETURN_IF_ERROR(store->impl_->Start());
+  CKPTD_RETURN_IF_ERROR(store->Use(std::make_shared<Impl>(std::move(layout), clock, std::move(options))));
   return store;
 }
 
-const ProbeResult& RootStore::probe() const { return impl_->probe_; }
-const std::vector<RecoveredSave>& RootStore::recovered() const { return impl_->recovered_; }
-const std::map<int64_t, CommittedCheckpoint>& RootStore::committed() const { return impl_->committed_; }
-const std::vector<DamagedCheckpoint>& RootStore::damaged() const { return impl_->damaged_; }
-const RunRecord& RootStore::run_record() const { return impl_->run_record_; }
-int64_t RootStore::highest_sequence() const { return impl_->highest_sequence_; }
-int64_t RootStore::trash_bytes() { return impl_->trash_.bytes(); }
+absl::Status RootStore::Use(std::shared_ptr<Impl> impl) {
+  CKPTD_RETURN_IF_ERROR(impl->Start());
+  MutexLock lock(mutex_);
+  impl_ = std::move(impl);
+  return absl::OkStatus();
+}
 
-const PointerFiles& RootStore::pointers() const { return impl_->pointers_; }
+absl::Status RootStore::RestoreDirectory() {
+  const std::shared_ptr<Impl> kept = impl();
+  const Impl& before = *kept;
+  if (before.HasItsDirectory()) return absl::OkStatus();
+  absl::StatusOr<Layout> layout = OpenLayout(&before.fs_, before.layout_.root, before.options_.node);
+  if (IsMissing(layout.status())) {
+    return MakeError(
+        absl::StatusCode::kFailedPrecondition, reason::kRootChanged,
+        absl::StrCat("the root's directory was removed, with all its checkpoints; make it again, and "
+                     "start the job anew (",
+                     std::string(layout.status().message()), ")"));
+  }
+  if (!layout.ok()) return Annotate(layout.status(), "the directory .ckptd of the root was removed");
+  auto after = std::make_shared<Impl>(*std::move(layout), &before.clock_, before.options_);
+  CKPTD_RETURN_IF_ERROR(after->TakeOver(before));
+  return Use(std::move(after));
+}
+
+const ProbeResult& RootStore::probe() const { return impl()->probe_; }
+const std::vector<RecoveredSave>& RootStore::recovered() const { return impl()->recovered_; }
+const std::map<int64_t, CommittedCheckpoint>& RootStore::committed() const { return impl()->committed_; }
+const std::vector<DamagedCheckpoint>& RootStore::damaged() const { return impl()->damaged_; }
+const RunRecord& RootStore::run_record() const { return impl()->run_record_; }
+int64_t RootStore::highest_sequence() const { return impl()->highest_sequence_; }
+int64_t RootStore::trash_bytes() { return impl()->trash_.bytes(); }
+
+const PointerFiles& RootStore::pointers() const { return impl()->pointers_; }
 
 absl::Status RootStore::CheckTarget(const std::string& tag, const std::vector<std::string>& pointers) {
-  CKPTD_RETURN_IF_ERROR(CheckedTarget(impl_->layout_, impl_->pins_, tag).status());
-  return CheckPointerTargets(impl_->fs_, impl_->layout_.root, pointers);
+  CKPTD_RETURN_IF_ERROR(RestoreDirectory());
+  CKPTD_RETURN_IF_ERROR(CheckedTarget(impl()->layout_, impl()->pins_, tag).status());
+  return CheckPointerTargets(impl()->fs_, impl()->layout_.root, pointers);
 }
 
 absl::StatusOr<Inflight> RootStore::CreateInflight(const std::string& tag, int64_t sequence,
                                                    int64_t manifest_bytes) {
-  return impl_->CreateInflight(tag, sequence, manifest_bytes);
+  CKPTD_RETURN_IF_ERROR(RestoreDirectory());
+  return impl()->CreateInflight(tag, sequence, manifest_bytes);
 }
 
 absl::Status RootStore::MakeParents(const Inflight& inflight, const std::vector<std::string>& paths) {
-  return ckptd::MakeParents(impl_->fs_, inflight.dir.get(), paths);
+  CKPTD_RETURN_IF_ERROR(RestoreDirectory());
+  CKPTD_RETURN_IF_ERROR(impl()->CheckNotLost(inflight));
+  return ckptd::MakeParents(impl()->fs_, inflight.dir.get(), paths);
 }
 
 absl::Status RootStore::WritePartRecord(const Inflight& inflight, const PartRecord& record) {
-  return impl_->WritePartRecord(inflight, record);
+  CKPTD_RETURN_IF_ERROR(RestoreDirectory());
+  return impl()->WritePartRecord(inflight, record);
 }
 
 PublishResult RootStore::Publish(const Inflight& inflight, const ManifestSummary& summary,
                                  const std::vector<PartRecord>& parts) {
-  return impl_->Publish(inflight, summary, parts);
+  if (const absl::Status there = RestoreDirectory(); !there.ok())
+    return {.outcome = PublishOutcome::kFailed, .status = there};
+  return impl()->Publish(inflight, summary, parts);
 }
 
 PublishResult RootStore::Adopt(const ForeignSurvey& survey, const ManifestSummary& summary) {
-  return impl_->Adopt(survey, summary);
+  if (const absl::Status there = RestoreDirectory(); !there.ok())
+    return {.outcome = PublishOutcome::kFailed, .status = there};
+  return impl()->Adopt(survey, summary);
 }
 
-const std::vector<ForeignTag>& RootStore::foreign() const { return impl_->foreign_; }
+const std::vector<ForeignTag>& RootStore::foreign() const { return impl()->foreign_; }
 
-absl::Status RootStore::Discard(const Inflight& inflight) { return impl_->Discard(inflight); }
+absl::Status RootStore::Discard(const Inflight& inflight) {
+  CKPTD_RETURN_IF_ERROR(RestoreDirectory());
+  return impl()->Discard(inflight);
+}
 
 absl::Status RootStore::Evict(const std::string& tag, int64_t sequence) {
-  return impl_->Evict(tag, sequence);
+  CKPTD_RETURN_IF_ERROR(RestoreDirectory());
+  return impl()->Evict(tag, sequence);
 }
 
 absl::StatusOr<bool> RootStore::EmptyTrashStep(const std::vector<int64_t>& keep_sequences,
@@ -456,66 +560,75 @@ absl::StatusOr<bool> RootStore::EmptyTrashStep(const std::vector<int64_t>& keep_
 
 absl::StatusOr<std::optional<std::string>> RootStore::NextInTrash(const std::vector<int64_t>& keep_sequences,
                                                                   const TrashTerms& terms) {
-  CKPTD_RETURN_IF_ERROR(impl_->CheckWritable());
-  return impl_->trash_.Next(keep_sequences, terms);
+  CKPTD_RETURN_IF_ERROR(RestoreDirectory());
+  CKPTD_RETURN_IF_ERROR(impl()->CheckWritable());
+  return impl()->trash_.Next(keep_sequences, terms);
 }
 
-TrashLeft RootStore::LeftInTrash(const TrashTerms& terms) { return impl_->trash_.Left(terms); }
+TrashLeft RootStore::LeftInTrash(const TrashTerms& terms) { return impl()->trash_.Left(terms); }
 
 std::vector<TrashedCheckpoint> RootStore::ListTrash() {
-  std::vector<TrashedCheckpoint> list = impl_->trash_.Whole();
+  std::vector<TrashedCheckpoint> list = impl()->trash_.Whole();
   for (TrashedCheckpoint& trashed : list) {
-    trashed.checkpoint = impl_->WithMarks(std::move(trashed.checkpoint));
+    trashed.checkpoint = impl()->WithMarks(std::move(trashed.checkpoint));
     trashed.checkpoint.pinned = false;  // A pin of before names nothing.
   }
   return list;
 }
 
 absl::StatusOr<Undeleted> RootStore::Undelete(const std::string& tag, int64_t sequence) {
-  return impl_->Undelete(tag, sequence);
+  CKPTD_RETURN_IF_ERROR(RestoreDirectory());
+  return impl()->Undelete(tag, sequence);
 }
 
 Trash::Removal RootStore::RemoveFromTrash(const std::string& name) const {
-  return impl_->trash_.Remove(name);
+  return impl()->trash_.Remove(name);
 }
 
 absl::Status RootStore::RemovedFromTrash(const std::string& name, const Trash::Removal& removal) {
-  return impl_->trash_.Removed(name, removal);
+  return impl()->trash_.Removed(name, removal);
 }
 
 absl::Status RootStore::SaveRunRecord(const RunRecord& record) {
-  CKPTD_RETURN_IF_ERROR(StoreRunRecord(impl_->fs_, impl_->layout_.node.get(), record));
-  impl_->run_record_ = record;
+  CKPTD_RETURN_IF_ERROR(RestoreDirectory());
+  CKPTD_RETURN_IF_ERROR(StoreRunRecord(impl()->fs_, impl()->layout_.node.get(), record));
+  impl()->run_record_ = record;
   return absl::OkStatus();
 }
 
 absl::Status RootStore::SetPinned(const std::string& tag, int64_t sequence, bool pinned) {
-  return impl_->SetPinned(tag, sequence, pinned);
+  CKPTD_RETURN_IF_ERROR(RestoreDirectory());
+  return impl()->SetPinned(tag, sequence, pinned);
 }
 
 absl::StatusOr<PointerFiles> RootStore::SetDamage(const std::string& tag, int64_t sequence,
                                                   const std::optional<storage::v1::Damage>& damage) {
-  return impl_->SetDamage(tag, sequence, damage);
+  CKPTD_RETURN_IF_ERROR(RestoreDirectory());
+  return impl()->SetDamage(tag, sequence, damage);
 }
 
 absl::StatusOr<PointerFiles> RootStore::ReleasePointers(const std::string& tag, int64_t sequence) {
-  return impl_->ReleasePointers(tag, sequence);
+  CKPTD_RETURN_IF_ERROR(RestoreDirectory());
+  return impl()->ReleasePointers(tag, sequence);
 }
 
 absl::StatusOr<Manifest> RootStore::ReadManifest(const std::string& tag, int64_t sequence) {
-  CKPTD_ASSIGN_OR_RETURN(const ScopedHandle dir, impl_->OpenCheckpoint(tag, sequence));
-  return ReadWholeManifest(impl_->fs_, dir.get(), "");
+  CKPTD_ASSIGN_OR_RETURN(const ScopedHandle dir, impl()->OpenCheckpoint(tag, sequence));
+  return ReadWholeManifest(impl()->fs_, dir.get(), "");
 }
 
 absl::StatusOr<ScopedHandle> RootStore::OpenCheckpoint(const std::string& tag, int64_t sequence) {
-  return impl_->OpenCheckpoint(tag, sequence);
+  return impl()->OpenCheckpoint(tag, sequence);
 }
 
 absl::StatusOr<int64_t> RootStore::FreeBytes() {
-  CKPTD_ASSIGN_OR_RETURN(const SpaceInfo space, impl_->fs_.Space(impl_->layout_.root));
+  CKPTD_ASSIGN_OR_RETURN(const SpaceInfo space, impl()->fs_.Space(impl()->layout_.root));
   return space.free_bytes;
 }
 
-absl::Status RootStore::Rescan() { return impl_->Rescan(); }
+absl::Status RootStore::Rescan() {
+  CKPTD_RETURN_IF_ERROR(RestoreDirectory());
+  return impl()->Rescan();
+}
 
 }  // namespace ckptd

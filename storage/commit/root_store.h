@@ -29,6 +29,7 @@
 #include "absl/status/statusor.h"
 #include "ckptd/storage/v1/storage.pb.h"
 #include "storage/base/clock.h"
+#include "storage/base/mutex.h"
 #include "storage/commit/foreign.h"
 #include "storage/commit/scan.h"
 #include "storage/commit/trash.h"
@@ -45,6 +46,8 @@ struct RootStoreOptions {
   IoQueueMakers queues = {};  // The back ends to probe.
 };
 
+// Every call that changes something first checks that <root>/.ckptd is still there, and makes it again if not
+// (RestoreDirectory).
 class RootStore {
  public:
   // Takes the lock (FAILED_PRECONDITION, reason ROOT_LOCKED, if another daemon has it), probes the file
@@ -135,7 +138,21 @@ class RootStore {
  private:
   RootStore();
   class Impl;
-  std::unique_ptr<Impl> impl_;
+  std::shared_ptr<Impl> impl() const {
+    MutexLock lock(mutex_);
+    return impl_;
+  }
+  // Starts it, and uses it from now on.
+  absl::Status Use(std::shared_ptr<Impl> impl);
+  // If somebody has removed or replaced <root>/.ckptd: makes it again, with the records that the store had,
+  // as a daemon that starts would open it. The checkpoints in the root do not depend on it; saves that were
+  // in flight are lost (ABORTED, reason ROOT_CHANGED). FAILED_PRECONDITION, reason ROOT_CHANGED, if the root
+  // itself was removed.
+  absl::Status RestoreDirectory();
+
+  mutable Mutex mutex_;
+  // Replaced by RestoreDirectory. RemoveFromTrash, on another thread, may still use the one before.
+  std::shared_ptr<Impl> impl_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace ckptd

@@ -77,12 +77,16 @@ absl::StatusOr<std::optional<ForeignTag>> FindMarker(FileSystem& fs, Handle root
 
 int64_t MarkerTime(const FileStat& marker) { return std::max<int64_t>(0, marker.modified_ns / 1000); }
 
-absl::StatusOr<RootScan> ScanRoot(FileSystem& fs, Handle root) {
+absl::StatusOr<RootScan> ScanRoot(
+    FileSystem& fs, Handle root,
+    const std::function<bool(const std::string& tag, int64_t sequence)>& is_known) {
   CKPTD_ASSIGN_OR_RETURN(const std::vector<DirEntry> entries, fs.List(root));
   RootScan scan;
   for (const DirEntry& entry : entries) {
     // A name that is no valid tag is not ckptd's, but may be another program's.
-    if (entry.type != FileType::kDirectory || !CheckFilePath(entry.name).ok()) continue;
+    if (entry.type != FileType::kDirectory) continue;
+    scan.directories.insert(entry.name);
+    if (!CheckFilePath(entry.name).ok()) continue;
     absl::StatusOr<std::optional<ManifestSummary>> found = std::nullopt;
     if (CheckTag(entry.name).ok()) found = ReadCheckpoint(fs, root, entry.name);
     if (!found.ok()) {
@@ -102,12 +106,14 @@ absl::StatusOr<RootScan> ScanRoot(FileSystem& fs, Handle root) {
       continue;
     }
     const int64_t sequence = (*found)->sequence();
-    const auto [place, fresh] = scan.checkpoints.try_emplace(sequence, **std::move(found));
-    if (!fresh) {
-      scan.damaged.emplace_back(
-          entry.name,
-          CorruptManifest(absl::StrCat("its sequence ", sequence, " is also that of ", place->second.tag())));
-    }
+    const auto [place, fresh] = scan.checkpoints.try_emplace(sequence, **found);
+    if (fresh) continue;
+    ManifestSummary& listed = place->second;
+    ManifestSummary other = **std::move(found);
+    if (is_known != nullptr && is_known(other.tag(), sequence)) std::swap(listed, other);
+    scan.damaged.emplace_back(other.tag(), CorruptManifest(absl::StrCat(
+                                               "its sequence ", sequence, " is also that of ", listed.tag(),
+                                               ": one of them was copied or moved into this root")));
   }
   std::sort(scan.foreign.begin(), scan.foreign.end());
   return scan;

@@ -4,7 +4,9 @@
 
 #include <compare>
 #include <cstdint>
+#include <functional>
 #include <map>
+#include <set>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -36,12 +38,17 @@ struct RootScan {
   // The tag, and what is wrong with its manifest: damaged, missing, of another directory, of a newer format,
   // or not readable by this user.
   std::vector<std::pair<std::string, absl::Status>> damaged;
-  std::vector<ForeignTag> foreign;  // Oldest first. Includes names that are no valid tags of ckptd.
+  std::vector<ForeignTag> foreign;    // Oldest first. Includes names that are no valid tags of ckptd.
+  std::set<std::string> directories;  // The names of all directories, whoever made them.
 };
 
-// Skips whatever is not ckptd's. Fails if something could not be found out (CouldNotFindOut of
-// storage/base/errors.h): a checkpoint must not vanish from the list for such a reason.
-absl::StatusOr<RootScan> ScanRoot(FileSystem& fs, Handle root);
+// Of two checkpoints with one sequence, which happens when one was moved in from another root, `is_known`
+// says which one this run has saved; without it, or if it knows neither, the first by name is listed. The
+// other one is in `damaged`. Skips whatever is not ckptd's. Fails if something could not be found out
+// (CouldNotFindOut of storage/base/errors.h): a checkpoint must not vanish from the list for such a reason.
+absl::StatusOr<RootScan> ScanRoot(
+    FileSystem& fs, Handle root,
+    const std::function<bool(const std::string& tag, int64_t sequence)>& is_known = nullptr);
 
 // What exists at a tag's name.
 enum class TargetKind {

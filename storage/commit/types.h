@@ -87,6 +87,9 @@ struct PublishResult {
   PublishOutcome outcome;
   absl::Status status;         // OK with kCommitted.
   PointerFiles pointers = {};  // With kCommitted.
+  // With kCommitted: checkpoints that this store has not published have appeared in the root since its last
+  // scan.
+  bool root_has_new_checkpoints = false;
   // With kFailed: nothing was changed, because something necessary could not be read, or because the root is
   // read-only until Rescan. Publish may be called again with the same in-flight directory.
   bool retryable = false;

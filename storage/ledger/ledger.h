@@ -62,6 +62,10 @@ class Ledger {
   // Activate.
   virtual void Admit(int64_t attempt, Answer<absl::StatusOr<int64_t>> answer) = 0;
 
+  // A scan has found a checkpoint of this sequence in the root. If it is above the last one that was given,
+  // somebody has moved the checkpoint in; the next one is above it.
+  virtual void RaiseSequence(int64_t found) = 0;
+
   // Answers with the sequence of a checkpoint that another program wrote. It is remembered durably before the
   // answer and never given again. It is one of those reserved for adoption, above `above` and below `below`,
   // and leaves room for `more` others after it. FAILED_PRECONDITION, reason ADOPT_ORDER, if there is none.
@@ -89,6 +93,14 @@ class Ledger {
   // Every rank has read its part of the decided checkpoint. Remembered durably before the answer. NOT_FOUND
   // if that decision was withdrawn.
   virtual void AgreeResume(int64_t attempt, int64_t sequence, Answer<absl::Status> answer) = 0;
+
+  // A rank cannot go on from this checkpoint, which its attempt resumes from. A later agreement on it makes
+  // that undone. Written with the next write.
+  virtual void ResumeFailed(int64_t attempt, int64_t sequence) = 0;
+  // The attempt has committed a checkpoint. If it could not resume from the one that it had decided on, its
+  // state is another one: record().retained_through() then keeps those before it from retention, unless it
+  // takes the root over. Written with the next write of the history.
+  virtual void Committed(int64_t attempt) = 0;
 
   // Adds to the history, which survives restarts. Written soon after the return. When `recorded` runs, all
   // earlier outcomes are on disk, too.

@@ -91,6 +91,10 @@ absl::StatusOr<int64_t> LocalLedger::Bind(Launch& launch, const JoinSpec& spec) 
   std::string& instance = (*launch.mutable_instances())[spec.rank];
   if (instance != spec.instance) ++bound_[launch.attempt()];
   instance = spec.instance;
+  if (spec.takeover) {
+    launch.set_takeover(true);
+    record_.clear_retained_through();
+  }
   return launch.attempt();
 }
 
@@ -231,6 +235,10 @@ void LocalLedger::Admit(int64_t attempt, Answer<absl::StatusOr<int64_t>> answer)
   answer(record_.last_sequence());
 }
 
+void LocalLedger::RaiseSequence(int64_t found) {
+  record_.set_last_sequence(std::max(record_.last_sequence(), found));
+}
+
 // A free reserved sequence, spaced evenly because others may follow in between. 0: none is free.
 int64_t LocalLedger::ReservedBetween(int64_t above, int64_t below, int64_t more) const {
   const int64_t first = std::max<int64_t>(above, 0) + 1;
@@ -296,6 +304,7 @@ void LocalLedger::RejectResume(int64_t attempt, int64_t sequence, Answer<absl::S
   // On disk the decision stands until the next one: a daemon that starts in between rejects it again.
   launch->set_resume_decided(false);
   launch->set_resume_agreed(false);
+  launch->set_resume_failed(false);
   agreed_.erase(attempt);
   answer(absl::OkStatus());
 }
@@ -318,6 +327,7 @@ void LocalLedger::AgreeResume(int64_t attempt, int64_t sequence, Answer<absl::St
     if (!saved.ok()) Find(attempt)->set_resume_agreed(false);  // Otherwise the next write would store it.
     if (!saved.ok()) return answer(Annotate(saved, "remembering that every rank has read its part"));
     agreed_.insert(attempt);
+    Find(attempt)->set_resume_failed(false);
     answer(absl::OkStatus());
   });
 }
@@ -354,6 +364,17 @@ void LocalLedger::DecideResume(int64_t attempt, const ResumeChoice& newest,
     auto waiting = deciding_.extract(attempt);
     for (auto& each : waiting.mapped()) each(choice);
   });
+}
+
+void LocalLedger::ResumeFailed(int64_t attempt, int64_t sequence) {
+  const std::optional<ResumeChoice> decided = Decided(attempt);
+  if (decided && decided->sequence == sequence && !decided->agreed) Find(attempt)->set_resume_failed(true);
+}
+
+void LocalLedger::Committed(int64_t attempt) {
+  const Launch* launch = Find(attempt);
+  if (launch == nullptr || !launch->resume_failed() || launch->takeover()) return;
+  record_.set_retained_through(std::max(record_.retained_through(), launch->resume_sequence()));
 }
 
 void LocalLedger::RecordOutcome(const storage::v1::Outcome& outcome, Answer<absl::Status> recorded) {

@@ -29,6 +29,7 @@ class LocalLedger : public Ledger {
   void Activate(int64_t attempt, Answer<absl::Status> answer) override;
   void WatchActiveAttempt(std::function<void(int64_t attempt)> changed) override;
   void Admit(int64_t attempt, Answer<absl::StatusOr<int64_t>> answer) override;
+  void RaiseSequence(int64_t found) override;
   void AdmitAdopted(int64_t above, int64_t below, int64_t more,
                     Answer<absl::StatusOr<int64_t>> answer) override;
   void Commit(int64_t sequence, Answer<absl::Status> answer) override;
@@ -37,6 +38,8 @@ class LocalLedger : public Ledger {
   void DecidedResume(int64_t attempt, Answer<absl::StatusOr<std::optional<ResumeChoice>>> answer) override;
   void RejectResume(int64_t attempt, int64_t sequence, Answer<absl::Status> answer) override;
   void AgreeResume(int64_t attempt, int64_t sequence, Answer<absl::Status> answer) override;
+  void ResumeFailed(int64_t attempt, int64_t sequence) override;
+  void Committed(int64_t attempt) override;
   void RecordOutcome(const storage::v1::Outcome& outcome, Answer<absl::Status> recorded) override;
   void WriteHistory(Answer<absl::Status> written) override { Persist(std::move(written)); }
   void SetRetention(const storage::v1::RetentionPolicy& in_force,

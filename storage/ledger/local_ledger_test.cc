@@ -386,6 +386,54 @@ TEST_F(LocalLedgerTest, RefusesAnAgreementOnARejectedCheckpoint) {
   EXPECT_EQ(ReasonOf(agreed), "NO_CHECKPOINT");
 }
 
+// ---- a launch with another state in the same root
+
+TEST_F(LocalLedgerTest, LaunchThatCouldNotResumeSetsTheCheckpointsBeforeItAside) {
+  const int64_t attempt = *Join(0, "a", "a0");
+  ASSERT_TRUE(Activate(attempt).ok());
+  ASSERT_TRUE(Resume(attempt, "two", 2).ok());
+  ledger_->Committed(attempt);
+  EXPECT_EQ(ledger_->record().retained_through(), 0) << "nothing has failed";
+  ledger_->ResumeFailed(attempt, 1);
+  ledger_->Committed(attempt);
+  EXPECT_EQ(ledger_->record().retained_through(), 0) << "another checkpoint has failed";
+  ledger_->ResumeFailed(attempt, 2);
+  EXPECT_EQ(ledger_->record().retained_through(), 0) << "it has not saved yet";
+  ledger_->Committed(attempt);
+  EXPECT_EQ(ledger_->record().retained_through(), 2);
+}
+
+TEST_F(LocalLedgerTest, LaunchThatResumesAtTheSecondTrySetsNothingAside) {
+  const int64_t attempt = *Join(0, "a", "a0");
+  ASSERT_TRUE(Activate(attempt).ok());
+  ASSERT_TRUE(Resume(attempt, "two", 2).ok());
+  ledger_->ResumeFailed(attempt, 2);
+  ASSERT_TRUE(Agree(attempt, 2).ok());
+  ledger_->Committed(attempt);
+  EXPECT_EQ(ledger_->record().retained_through(), 0);
+}
+
+TEST_F(LocalLedgerTest, TakeoverCountsTheCheckpointsOfTheLaunchesBefore) {
+  const int64_t attempt = *Join(0, "a", "a0");
+  ASSERT_TRUE(Activate(attempt).ok());
+  ASSERT_TRUE(Resume(attempt, "two", 2).ok());
+  ledger_->ResumeFailed(attempt, 2);
+  ledger_->Committed(attempt);
+  Ledger::JoinSpec spec;
+  spec.world_size = 1;
+  spec.launch_id = "b";
+  spec.instance = "b0";
+  spec.takeover = true;
+  int64_t second = 0;
+  ledger_->Join(spec, [&second](absl::StatusOr<int64_t> joined) { second = *joined; });
+  EXPECT_EQ(ledger_->record().retained_through(), 0);
+  ASSERT_TRUE(Activate(second).ok());
+  ASSERT_TRUE(Resume(second, "two", 2).ok());
+  ledger_->ResumeFailed(second, 2);
+  ledger_->Committed(second);
+  EXPECT_EQ(ledger_->record().retained_through(), 0);
+}
+
 // ---- checkpoints of another program
 
 TEST_F(LocalLedgerTest, NoSaveGetsAReservedSequence) {

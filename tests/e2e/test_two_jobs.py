@@ -4,7 +4,7 @@ twice; readers that are no rank.
 
 import time
 
-from harness import tags, together
+from harness import tags, together, until
 
 import ckptd
 
@@ -27,6 +27,8 @@ def test_second_job_is_refused_until_it_takes_over_and_both_sides_are_told(daemo
     together(first, SAVE.format(tag="two"))  # Nothing has happened to the first.
     second.do(f"run = client.run({root!r}, rank=0, world_size=1, takeover=True)")
     assert "attempt 2 takes" in daemon.log() and "from attempt 1 (ranks 0,1)" in daemon.log()
+    for rank in first:  # Before the second one has saved anything.
+        assert rank.fails(SAVE.format(tag="late")).kind == "Fenced"
     second.do(SAVE.format(tag="three"))
     for rank in first:
         error = rank.fails(SAVE.format(tag="four"))
@@ -88,3 +90,23 @@ def test_reader_without_rank_reads_beside_the_job(daemon, trainers, root):
             assert checkpoint.read("a.bin") == b"bytes"
     rank.do("run.save('two', step=2, files={'a.bin': b'bytes'}).wait()")
     assert rank.do("run.attempt") == 1
+
+
+def test_other_model_does_not_evict_what_it_could_not_resume_from(daemon, trainers, root):
+    (first,) = trainers("a", 1, options=", num_kept_ckpts=2")
+    first.do("import torch")
+    for step in (1, 2):
+        first.do(f"run.save('one_{step}', step={step}, files={{'m.pt': {{'w': torch.ones(3)}}}}).wait('committed')")
+    first.kill()
+    (second,) = trainers("b", 1, options=", num_kept_ckpts=1")
+    second.do("import torch")
+    error = second.fails("with run.resume() as last: last.load('m.pt', into={'w': torch.zeros(5)})")
+    assert error.reason == "STATE_MISMATCH"
+    for step in (1, 2, 3):
+        second.do(f"run.save('other_{step}', step={step}, files={{'m.pt': {{'w': torch.ones(5)}}}}).wait('committed')")
+    until(lambda: tags(root) == ["other_3", "one_2", "one_1"], "the eviction of the second model's own checkpoints")
+    assert "could not resume from sequence 2" in daemon.log() and "ckptctl delete" in daemon.log()
+    second.kill()
+    (third,) = trainers("c", 1, options=", num_kept_ckpts=1, takeover=True")
+    third.do("run.save('third', step=4, files={'m.bin': b'x'}).wait('committed')")
+    until(lambda: tags(root) == ["third"], "the eviction of what a takeover counts")
