@@ -244,7 +244,7 @@ void AddConvert(CLI::App& app, const Context& context, Arguments& a, Command* ch
 }
 
 std::string Hint(const absl::Status& status, ExitCode code) {
-  if (code == kUnreachable) return "; is it running, and is this its socket? (--endpoint, $CKPTD_ENDPOINT)";
+  if (code == kUnreachable) return "; is it running, and is this its socket (--endpoint, $CKPTD_ENDPOINT)?";
   if (ReasonOf(status) == "EACCES")
     return "; run this as root, or as a member of the group that owns the socket or directory";
   if (absl::IsPermissionDenied(status)) return "; run this as the run's owner or as root";

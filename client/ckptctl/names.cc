@@ -14,13 +14,20 @@
 namespace ckptd::ctl {
 namespace {
 
+constexpr int kMostRunsShown = 8;
+
+// A line for each run.
 std::string Known(const v1::ListRunsResponse& runs) {
   if (runs.runs().empty()) return "the daemon has no run that you may see";
   std::string known = "known runs:";
+  int shown = 0;
   for (const v1::Run& run : runs.runs()) {
-    absl::StrAppend(&known, " ", run.name(), " (", run.path(), " of uid ", run.uid(), ")");
+    if (shown++ == kMostRunsShown) break;
+    absl::StrAppend(&known, "\n  ", run.name(), "  ", run.path(), "  (uid ", run.uid(), ")");
   }
-  return known;
+  if (const int more = runs.runs_size() - kMostRunsShown; more > 0)
+    absl::StrAppend(&known, "\n  and ", more, " more, which ckptctl status lists");
+  return absl::StrCat(known, "\n");
 }
 
 }  // namespace

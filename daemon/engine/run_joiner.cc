@@ -138,8 +138,25 @@ void RunJoiner::Joined(SessionId session, const std::string& run_name, const v1:
   response.set_run(run->name);
   response.set_attempt(*attempt);
   response.set_run_id(request.run_id().empty() ? run->ledger->record().run_id() : request.run_id());
-  if (request.rank() == 0) AddWarnings(*run, running, &response);
-  reply(std::move(response));
+  if (running.empty()) {
+    if (request.rank() == 0) AddWarnings(*run, running, &response);
+    return reply(std::move(response));
+  }
+  // Other launches are fenced off by their first Begin or resume. A takeover is answered when the other job
+  // can commit nothing more.
+  run->ledger->Activate(
+      *attempt, [this, run_name, running, rank = request.rank(), response = std::move(response),
+                 reply = std::move(reply)](const absl::Status& active) mutable {
+        Run* acting = hooks_.find_run(run_name);
+        if (!active.ok() || acting == nullptr) {
+          return reply(!active.ok() ? active
+                                    : MakeError(absl::StatusCode::kUnauthenticated, reason::kUnknownToken,
+                                                "the session has ended"));
+        }
+        hooks_.fence_off(acting, response.attempt());
+        if (rank == 0) AddWarnings(*acting, running, &response);
+        reply(std::move(response));
+      });
 }
 
 void RunJoiner::AddWarnings(const Run& run, const std::string& running, v1::JoinRunResponse* response) const {

@@ -24,6 +24,8 @@ class RunJoiner {
     std::function<Run*(const std::string& name)> find_run;
     // The rank is in Run::members. Runs before the answer.
     std::function<void(Run*, int64_t attempt, const v1::JoinRunRequest&)> joined;
+    // The attempt acts now: ends what older ones have not sealed.
+    std::function<void(Run*, int64_t attempt)> fence_off;
   };
 
   // `node`: EngineOptions::node.

@@ -53,14 +53,16 @@ class RunJoinerTest : public ClassTest {
   Run* run_;
   SessionTable sessions_;
   bool closed_ = false;
-  std::vector<int64_t> joined_;  // Attempts.
+  std::vector<int64_t> joined_;      // Attempts.
+  std::vector<int64_t> fenced_off_;  // Attempts that fenced off older ones.
   RunJoiner joiner_{
       8,
       /*node=*/"",
       this,
       &sessions_,
       {.find_run = [this](const std::string&) { return closed_ ? nullptr : run_; },
-       .joined = [this](Run*, int64_t attempt, const v1::JoinRunRequest&) { joined_.push_back(attempt); }}};
+       .joined = [this](Run*, int64_t attempt, const v1::JoinRunRequest&) { joined_.push_back(attempt); },
+       .fence_off = [this](Run*, int64_t attempt) { fenced_off_.push_back(attempt); }}};
   RunJoiner joiner_of_node_{8, "gpu17", this, &sessions_, {}};
 };
 
@@ -195,12 +197,14 @@ TEST_F(RunJoinerTest, RankZeroHearsOfTheRootsWarningsAndOfATakeover) {
   other.set_process("2/2");
   other.set_job("second");
   EXPECT_EQ(ReasonOf(Join(2, other)->status()), "RUN_IN_USE");
+  EXPECT_THAT(fenced_off_, IsEmpty());
   other.set_takeover(true);
   const Answer taken = Join(2, other);
   ASSERT_TRUE(taken->ok()) << taken->status();
   EXPECT_EQ((*taken)->attempt(), 2);
   EXPECT_THAT((*taken)->warnings(), ElementsAre(HasSubstr("rename is slow"), HasSubstr("from attempt 1")));
   EXPECT_THAT(warnings_, ElementsAre(HasSubstr("is fenced off now"))) << "the log says it, too";
+  EXPECT_THAT(fenced_off_, ElementsAre(2));
 }
 
 }  // namespace

@@ -43,7 +43,8 @@ Engine::Impl::Impl(EngineOptions options, Clock* clock, SegmentPool* pool, Engin
                    [this](Run* run, int64_t attempt, const v1::JoinRunRequest& request) {
                      resumes_.OnJoined(run, attempt, request.rank());
                      ReportOrphans(run, attempt, request);
-                   }}),
+                   },
+               .fence_off = [this](Run* run, int64_t attempt) { FenceOff(run, attempt); }}),
       placer_(options_.limits, options_.chunk_bytes),
       history_(clock, observer,
                {.retention_may_continue = [this](Run* run) { retention_.Apply(run); },

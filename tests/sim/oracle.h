@@ -65,6 +65,12 @@ class Oracle {
   FenceState FenceStateOf(int run) { return {runs_[run].acted, runs_[run].told_fenced}; }
   void RequestSent(int run, int64_t attempt);  // A Begin or Resume was sent.
   void RequestTookEffect(int run, int64_t attempt, const FenceState& before, const std::string& by);
+  // A join that takes the root over makes its attempt act before it is answered. `attempt` 0: it was refused.
+  void TakeoverSent(int run) { ++runs_[run].takeovers; }
+  void TakeoverAnswered(int run, int64_t attempt) {
+    --runs_[run].takeovers;
+    RequestSent(run, attempt);
+  }
   void ToldFenced(int run, int64_t attempt);
   // The attempt must resume at least from the newest checkpoint that was known to be committed when it first
   // asked.
@@ -135,6 +141,7 @@ class Oracle {
  private:
   struct Run {
     int64_t acted = 0, asked = 0, told_fenced = 0;
+    int takeovers = 0;  // Joins with takeover whose attempt, which may act already, is not known yet.
     int64_t latest = 0;
     std::map<std::string, int64_t> newest_of_tag;  // Published, with the highest sequence of the tag.
     int64_t newest_reported = 0;                   // Newest sequence that was reported as COMMITTED.

@@ -113,50 +113,60 @@ void Trainer::Join() {
     lost = KeyOf(*saving);
     world_.oracle().Excuse(saving->name);
   }
+  const bool takeover = request.takeover();
+  const Oracle::FenceState before = world_.oracle().FenceStateOf(launch_->run);
+  if (takeover) world_.oracle().TakeoverSent(launch_->run);
   world_.engine()->JoinRun(
       caller(), request,
-      Expect<v1::JoinRunResponse>("JoinRun", [this](absl::StatusOr<v1::JoinRunResponse> answer) {
-        if (!answer.ok()) {
-          const std::string reason = ReasonOf(answer.status());
-          // Another process has its rank, or a session that is about to end still holds it.
-          if (reason == "FENCED" || reason == "WORLD_SIZE_MISMATCH" ||
-              (reason == "RANK_TAKEN" && random_.Percent(20)))
-            return Kill();
-          if (reason == "RUN_IN_USE") world_.Count("run in use");
-          return Later(milliseconds(100), &Trainer::Join);
-        }
-        if (attempt_ != 0 && attempt_ != answer->attempt() && !acted_) {
-          savings_.clear();  // The killed daemon had not recorded the attempt: nothing was done in it.
-          saves_ = 0;
-        } else if (attempt_ != 0 && attempt_ != answer->attempt()) {
-          world_.oracle().Violated(
-              absl::StrCat(Who(), " reconnected and was given attempt ", answer->attempt()));
-        }
-        attempt_ = answer->attempt();
-        joined_ = true;
-        for (const SavingPtr& saving : savings_) {
-          const bool same_daemon = saving->daemon == daemon_;
-          if (saving->phase != Phase::kWait && saving->phase != Phase::kDone)
-            saving->phase = same_daemon && saving->seal_sent ? Phase::kSeal : Phase::kBegin;
-          if (!same_daemon) saving->seal_ok = false;
-          if (saving->phase == Phase::kBegin) saving->seal_sent = false;
-          ContinueLater(saving);
-        }
-        // A client repeats its FinishResume over a new connection; some give up and resume again.
-        if (finishing_ != 0 && random_.Percent(80)) {
-          resuming_ = true;
-          return Later(random_.Spread(microseconds(50), seconds(1)), &Trainer::FinishResume, finishing_);
-        }
-        // Some resume again over a new connection, as if the answer had been lost.
-        if (resumed_ && launch_->resumes && random_.Percent(30)) {
-          asks_again_ = true;
-          resumed_ = false;
-        }
-        if (!resumed_ && launch_->resumes)
-          return Later(random_.Spread(microseconds(50), seconds(1)), &Trainer::Resume);
-        resumed_ = true;
-        Later(random_.Spread(microseconds(50), seconds(1)), &Trainer::NextSave);
-      }));
+      Expect<v1::JoinRunResponse>(
+          "JoinRun", [this, takeover, before](absl::StatusOr<v1::JoinRunResponse> answer) {
+            if (takeover) world_.oracle().TakeoverAnswered(launch_->run, answer.ok() ? answer->attempt() : 0);
+            if (!answer.ok()) {
+              const std::string reason = ReasonOf(answer.status());
+              // Another process has its rank, or a session that is about to end still holds it.
+              if (reason == "FENCED" || reason == "WORLD_SIZE_MISMATCH" ||
+                  (reason == "RANK_TAKEN" && random_.Percent(20)))
+                return Kill();
+              if (reason == "RUN_IN_USE") world_.Count("run in use");
+              return Later(milliseconds(100), &Trainer::Join);
+            }
+            if (attempt_ != 0 && attempt_ != answer->attempt() && !acted_) {
+              savings_.clear();  // The killed daemon had not recorded the attempt: nothing was done in it.
+              saves_ = 0;
+            } else if (attempt_ != 0 && attempt_ != answer->attempt()) {
+              world_.oracle().Violated(
+                  absl::StrCat(Who(), " reconnected and was given attempt ", answer->attempt()));
+            }
+            attempt_ = answer->attempt();
+            joined_ = true;
+            for (const std::string& warning : answer->warnings()) {
+              if (warning.find("is fenced off now") == std::string::npos) continue;
+              world_.oracle().RequestTookEffect(launch_->run, attempt_, before, "the takeover");
+              world_.Count("taken over");
+            }
+            for (const SavingPtr& saving : savings_) {
+              const bool same_daemon = saving->daemon == daemon_;
+              if (saving->phase != Phase::kWait && saving->phase != Phase::kDone)
+                saving->phase = same_daemon && saving->seal_sent ? Phase::kSeal : Phase::kBegin;
+              if (!same_daemon) saving->seal_ok = false;
+              if (saving->phase == Phase::kBegin) saving->seal_sent = false;
+              ContinueLater(saving);
+            }
+            // A client repeats its FinishResume over a new connection; some give up and resume again.
+            if (finishing_ != 0 && random_.Percent(80)) {
+              resuming_ = true;
+              return Later(random_.Spread(microseconds(50), seconds(1)), &Trainer::FinishResume, finishing_);
+            }
+            // Some resume again over a new connection, as if the answer had been lost.
+            if (resumed_ && launch_->resumes && random_.Percent(30)) {
+              asks_again_ = true;
+              resumed_ = false;
+            }
+            if (!resumed_ && launch_->resumes)
+              return Later(random_.Spread(microseconds(50), seconds(1)), &Trainer::Resume);
+            resumed_ = true;
+            Later(random_.Spread(microseconds(50), seconds(1)), &Trainer::NextSave);
+          }));
 }
 
 void Trainer::Resume() {
