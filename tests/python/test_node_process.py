@@ -42,7 +42,7 @@ def test_end_waits_for_a_save_as_long_as_a_daemon_answers(
     process.add(Place(str(tmp_path / "root"), "a"), save)
     with caplog.at_level(logging.ERROR, "ckptd"):
         process.await_all(time.monotonic() + 0.5)
-    assert "the save of a is sealed after" in caplog.text and "daemon has answered" not in caplog.text
+    assert "the save of a is sealed and not committed after" in caplog.text and "daemon has answered" not in caplog.text
     daemon.commit("a")
     process.await_all(time.monotonic() + 60)
     assert save.level == "committed"

@@ -269,7 +269,7 @@ class Process:
                     continue
                 why = f", and no daemon has answered for {away:.0f} s" if away else ""
                 raise errors.WaitTimeout(
-                    f"the save of {save.tag} is {save.level} after {time.monotonic() - begin:.0f} s{why}: nobody waits for it any "
+                    f"the save of {save.tag} is {save.level} and not committed after {time.monotonic() - begin:.0f} s{why}: nobody waits for it any "
                     "longer; a daemon that has it commits it",
                     reason="WAIT_TIMEOUT",
                     tag=save.tag,
