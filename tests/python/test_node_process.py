@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+import os
+import threading
 import time
 from typing import Any
 
 import pytest
 from ckptd import _node_process
 from ckptd._node_process import Place, Process
+from ckptd.nxd import _process as nxd_process
 
 
 def test_end_waits_for_saves_no_longer_when_no_daemon_answers(
@@ -46,3 +49,34 @@ def test_end_waits_for_a_save_as_long_as_a_daemon_answers(
     daemon.commit("a")
     process.await_all(time.monotonic() + 60)
     assert save.level == "committed"
+
+
+@pytest.mark.parametrize("make", [lambda: Process("dcp"), nxd_process.Process], ids=["dcp", "nxd"])
+def test_forked_child_begins_with_nothing_of_its_parent(make: Any) -> None:
+    process = make()
+    joined = process._runs if hasattr(process, "_runs") else process._jobs
+    joined["root"] = None
+    client, held, release = process._client, threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with process._lock:
+            held.set()
+            release.wait(60)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    held.wait(60)
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        new = process._runs if hasattr(process, "_runs") else process._jobs
+        is_free = process._lock.acquire(timeout=5) and new == {} and process._client is not client
+        os.write(writing, b"free" if is_free else b"held")
+        os._exit(0)
+    os.waitpid(child, 0)
+    release.set()
+    holder.join()
+    assert os.read(reading, 4) == b"free"
+    assert joined == {"root": None}, "the parent goes on as before"
+    os.close(reading)
+    os.close(writing)
