@@ -187,6 +187,7 @@ DAMAGES = {
     "whole one of the Trainer": (lambda root, stock: make(root + "/checkpoint-6", stock), 6),
     "damaged weights": (lambda root, stock: flip(root + "/checkpoint-4/model.safetensors"), 2),
     "damaged optimizer": (lambda root, stock: flip(root + "/checkpoint-4/optimizer.pt"), 2),
+    "no manifest": (lambda root, stock: shutil.rmtree(root + "/checkpoint-4/.ckptd"), 2),
     "damaged manifest": (lambda root, stock: os.truncate(root + "/checkpoint-4/.ckptd/manifest", 20), 2),
 }
 

@@ -49,3 +49,28 @@ def test_checkpoint_of_deepspeed_alone_is_loaded_with_a_warning(pair, root):
     pair.do(f"made.load_checkpoint({root!r}, 'a')")
     for texts in pair.do("said"):
         assert [text for text in texts if f"{root}/a" in text and "read unverified" in text]
+
+
+EVIL = (
+    "class Evil:\n"
+    "    def __init__(self, path): self.path = path\n"
+    "    def __reduce__(self): return os.makedirs, (self.path, 0o777, True)"
+)
+
+
+@pytest.mark.parametrize("ours", [True, False], ids=["of ckptd", "of DeepSpeed"])
+def test_class_that_could_run_code_is_refused_unless_it_is_allowed(pair, root, ours):
+    engine = "CheckpointEngine(wait='committed')" if ours else "None"
+    pair.do(f"{EVIL}\nmade = states.engine(1, checkpoint_engine={engine}); states.train(made)")
+    pair.do(f"made.save_checkpoint({root!r}, 'a', client_state={{'evil': Evil('{root}-ran-%d' % dist.get_rank())}})")
+    pair.do("made.checkpoint_engine = CheckpointEngine(wait='committed'); before = states.state(made)")
+    try:
+        for error in pair.fail(f"made.load_checkpoint({root!r}, 'a')"):
+            assert error.kind in ("Refused", "CheckpointFailed") and "os.makedirs" in error.message, error
+            assert "ckptd.deepspeed.configure(safe_globals=[...])" in error.message
+        assert not os.path.exists(f"{root}-ran-0")
+        assert pair.do("states.differences(before, states.state(made))") == [[], []]
+        pair.do(f"ckptd.deepspeed.configure(weights_only=False); made.load_checkpoint({root!r}, 'a')")
+        assert os.path.exists(f"{root}-ran-0")
+    finally:
+        pair.do("ckptd.deepspeed.configure()")

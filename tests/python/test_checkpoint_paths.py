@@ -6,6 +6,7 @@ import logging
 import os
 import pathlib
 import shutil
+import zipfile
 
 import ckptd
 import pytest
@@ -90,6 +91,7 @@ def test_files_of_other_programs_in_a_root_are_foreign_and_said_to_be_unverified
     (root / "theirs").mkdir()
     torch.save({"w": torch.ones(9)}, root / "theirs/a.pt")
     (root / "theirs/b.pt").write_bytes(b"PK\x03\x04 and no archive")
+    shutil.copy(root / "step-1/a.pt", root / "theirs/c.pt")
     (root / "file").write_text("x")
     for name in ("theirs", "file", "missing"):
         assert not _checkpoint_paths.is_committed(str(root / name))
@@ -102,11 +104,30 @@ def test_files_of_other_programs_in_a_root_are_foreign_and_said_to_be_unverified
     ]
 
 
-def test_files_of_another_program_beside_copies_of_ckptds_are_foreign(root: pathlib.Path) -> None:
-    (root / "converted/zero").mkdir(parents=True)
+@pytest.mark.parametrize("tool", ["DeepSpeed's", "ckptd's"])
+def test_what_a_converter_has_made_beside_copies_of_ckptds_files_is_foreign(root: pathlib.Path, tool: str) -> None:
+    other = root / "converted" / ("zero" if tool == "DeepSpeed's" else "optim") / "w.pt"
+    other.parent.mkdir(parents=True)
     shutil.copy(root / "step-1/a.pt", root / "converted/a.pt")
-    torch.save({"w": torch.ones(9)}, root / "converted/zero/w.pt")
+    torch.save({"w": torch.ones(9)}, other)
+    if tool == "ckptd's":  # ckptctl convert writes no serialization id.
+        without_id(other)
     assert not _checkpoint_paths.is_committed(str(root / "converted"))
+
+
+def without_id(path: pathlib.Path) -> None:
+    with zipfile.ZipFile(path) as archive:
+        records = {name: archive.read(name) for name in archive.namelist() if "serialization_id" not in name}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+        for name, data in records.items():
+            archive.writestr(name, data)
+
+
+def test_files_of_ckptd_beside_some_of_torch_are_ckptds(root: pathlib.Path) -> None:
+    shutil.rmtree(root / "step-1/.ckptd")
+    torch.save({"w": torch.ones(9)}, root / "step-1/scheduler.pt")  # As NxD and the Trainer of transformers have.
+    with pytest.raises(ckptd.Corrupt):
+        _checkpoint_paths.is_committed(str(root / "step-1"))
 
 
 def test_root_that_is_taken_for_a_checkpoint_is_foreign(root: pathlib.Path) -> None:

@@ -10,6 +10,7 @@ from argparse import Namespace
 from dataclasses import replace
 
 import ckptd
+import numpy
 import nxd_job
 import pytest
 import torch
@@ -423,12 +424,18 @@ def test_snapshot_of_lists_and_objects_is_taken_at_once(tmp_path):
     assert torch.load(io.BytesIO(files["user_content.pt"]), weights_only=False)["seen"] == [1, 2]
 
 
-def test_user_content_of_any_class_is_saved_without_a_warning(tmp_path, recwarn):
+class Own:
+    def __init__(self, lr):
+        self.lr = lr
+
+
+def test_user_content_of_any_class_is_saved_without_a_warning_and_loaded_if_it_is_allowed(tmp_path, recwarn):
     where = Topology(rank=0, world_size=1)
-    save_rank(tmp_path, "t", where, user_content={"args": Namespace(lr=1)})
+    save_rank(tmp_path, "t", where, user_content={"args": Own(1), "plain": Namespace(lr=2), "numpy": numpy.arange(3)})
     assert not [w for w in recwarn if "the saved state holds" in str(w.message)]
-    assert load_rank(tmp_path, "t", where)["args"].lr == 1
-    with pytest.raises(ckptd.Refused, match="Namespace"):
-        load_rank(tmp_path, "t", where, allowed=Settings(weights_only=True).allowed_classes())
-    allowed = Settings(weights_only=True, safe_globals=(Namespace,)).allowed_classes()
-    assert load_rank(tmp_path, "t", where, allowed=allowed)["args"].lr == 1
+    for settings in (Settings(), Settings(weights_only=True)):
+        with pytest.raises(ckptd.Refused, match="Own.*configure.safe_globals"):
+            load_rank(tmp_path, "t", where, allowed=settings.allowed_classes())
+    for settings in (Settings(safe_globals=(Own,)), Settings(weights_only=False)):
+        loaded = load_rank(tmp_path, "t", where, allowed=settings.allowed_classes())
+        assert (loaded["args"].lr, loaded["plain"].lr, loaded["numpy"].tolist()) == (1, 2, [0, 1, 2])

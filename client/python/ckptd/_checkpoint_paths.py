@@ -15,7 +15,8 @@ _log = logging.getLogger("ckptd")
 _OWN = ".ckptd"  # The directory of ckptd in a root, and in a checkpoint.
 _PART = "part-"  # Begins the names of the part records, which are in a checkpoint's directory and in no root's.
 _ARCHIVES = (".pt", ".pth", ".bin", ".ckpt")
-_SAMPLE = 64  # Archives to look into, at most.
+_SAMPLE = 16  # Archives of one folder to look into, at most.
+_UNIVERSAL = "zero"  # The folder that makes a checkpoint of DeepSpeed a universal one, beside copies of other files.
 _warned: Set[str] = set()
 
 
@@ -78,32 +79,36 @@ def _has_part_records(path: str) -> bool:
 
 
 def _archives(path: str) -> Iterator[str]:
-    """Returns a few files that may be archives of torch."""
-    left = _SAMPLE
+    """Returns files that may be archives of torch, some of each folder."""
     for folder, _, names in os.walk(path):
-        for name in sorted(names):
-            if name.endswith(_ARCHIVES):
-                yield os.path.join(folder, name)
-                left -= 1
-                if left == 0:
-                    return
+        for name in sorted(name for name in names if name.endswith(_ARCHIVES))[:_SAMPLE]:
+            yield os.path.join(folder, name)
 
 
 def _has_archives_of_ckptd(path: str) -> bool:
-    """Returns whether ckptd has written a directory's archives: all of them, because tools of other programs copy some of
-    ckptd's files beside their own, as DeepSpeed's ds_to_universal does.
+    """Returns whether ckptd has saved a directory's files.
+
+    It writes zeros where torch writes a hash. Some files of a checkpoint are torch's own. Tools that convert
+    checkpoints copy some of ckptd's files beside their own: those of ckptd have no serialization id, and DeepSpeed's have
+    a folder for them.
     """
-    names = list(_archives(path))
-    return bool(names) and all(map(_is_archive_of_ckptd, names))
-
-
-def _is_archive_of_ckptd(path: str) -> bool:
-    """Returns whether ckptd has laid out an archive: it writes zeros where torch writes a hash."""
     from ckptd._torch.zip_layout import SERIALIZATION_ID
 
+    if os.path.isdir(os.path.join(path, _UNIVERSAL)):
+        return False
+    found = set()
+    for name in _archives(path):
+        found.add(_serialization_id(name))
+        if b"" in found:
+            return False
+    return SERIALIZATION_ID in found
+
+
+def _serialization_id(path: str) -> bytes:
+    """Returns the serialization id of an archive; empty if it has none, is damaged, or is no archive."""
     try:
         with open(path, "rb", opener=open_regular) as file, zipfile.ZipFile(file) as archive:
             names = [name for name in archive.namelist() if name.endswith("/.data/serialization_id")]
-            return bool(names) and archive.read(names[0]) == SERIALIZATION_ID
+            return archive.read(names[0]) if names else b""
     except (OSError, ValueError, RuntimeError, NotImplementedError, zipfile.BadZipFile):
-        return False  # No archive, or a damaged one, which its reader refuses.
+        return b""

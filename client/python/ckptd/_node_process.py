@@ -5,7 +5,7 @@ import logging
 import os
 import threading
 import time
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ckptd import errors
 from ckptd._checkpoint_paths import is_committed
@@ -13,6 +13,7 @@ from ckptd._membership.launch import find_rank
 from ckptd._node_client import NodeClient, call_in_child
 from ckptd._run_reader import RunReader
 from ckptd._saving.save import Save
+from ckptd._torch.allowed_classes import Trust
 from ckptd.restore import Checkpoint, open_root
 from ckptd.run import Run
 
@@ -28,6 +29,7 @@ class Settings(NamedTuple):
     commit_timeout: float = 600.0
     timeout: float = 3600.0
     pool_bytes: Optional[int] = None
+    trust: Trust = Trust()
 
 
 class Place(NamedTuple):
@@ -89,8 +91,10 @@ class Process:
         commit_timeout: float = 600.0,
         timeout: float = 3600.0,
         pool_bytes: Optional[int] = None,
+        weights_only: bool = True,
+        safe_globals: Sequence[Any] = (),
     ) -> None:
-        """Sets which daemon this process uses. Call it on every rank, before the first save or load.
+        """Sets which daemon this process uses, and what files may hold. Call it on every rank, before the first save or load.
 
         A later call replaces all settings, after waiting for the saves that are in flight.
 
@@ -101,6 +105,11 @@ class Process:
             timeout (float): seconds to wait for the disk after that, also at the end of the process. Default: 3600
             pool_bytes (int, optional): the most memory of a private daemon, which takes it when saves need it. Default:
                 a quarter of this machine's memory
+            weights_only (bool): refuse files with classes that could run code when they are loaded: others than
+                those that torch.load allows with ``weights_only=True``, numpy's, ``argparse.Namespace``, datetimes, and
+                those of the library itself. ``False`` allows all, for files that you trust. Default: ``True``
+            safe_globals (Sequence): classes to allow beside those, as ``torch.serialization.safe_globals``.
+                Default: none
 
         Raises:
             ValueError: a timeout is not more than 0 seconds.
@@ -108,7 +117,7 @@ class Process:
         errors.check_seconds(commit_timeout=commit_timeout, timeout=timeout)
         with self._lock:
             self.await_all(time.monotonic() + self.settings.timeout)
-            self.settings = Settings(endpoint, commit_timeout, timeout, pool_bytes)
+            self.settings = Settings(endpoint, commit_timeout, timeout, pool_bytes, Trust(weights_only, tuple(safe_globals)))
             self._runs = {}
             self._client.close()
             self._client = NodeClient(self._name, endpoint, pool_bytes)

@@ -276,6 +276,7 @@ class Checkpoint:
                 reason="UNSAFE_GLOBALS",
                 tag=self.tag,
                 path=name,
+                classes=why,
             )
 
         why = why_not_meta(file) if str(map_location) == "meta" and records is None else ""

@@ -7,7 +7,6 @@ what can take a Writer should. Reading goes through ckptd, and verifies every by
 
 import io
 import os
-import pickle
 import shutil
 import tempfile
 from typing import Any, Dict, List, Set, Tuple
@@ -18,6 +17,7 @@ from ckptd import errors
 from ckptd._paths import open_regular
 from ckptd._saving.file_values import File
 from ckptd.dcp import _directory, _names
+from ckptd.dcp._metadata import load_metadata
 from ckptd.dcp._process import Place, place_of, process
 
 _TIMEOUT = 120.0  # Seconds to wait for room.
@@ -168,7 +168,7 @@ class _Reading(io.BufferedReader):
 def _files_of(metadata: str) -> List[str]:
     """Returns the names of a checkpoint's files: not those that an earlier save has left."""
     with open(metadata, "rb", opener=open_regular) as file:
-        found = {info.relative_path for info in pickle.load(file).storage_data.values()}
+        found = {info.relative_path for info in load_metadata(file, metadata).storage_data.values()}
     return sorted({*found, os.path.basename(metadata)})
 
 

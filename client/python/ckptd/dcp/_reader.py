@@ -3,7 +3,6 @@
 import functools
 import io
 import os
-import pickle
 from typing import Any, Dict, List, Optional
 
 from torch.distributed.checkpoint.filesystem import FileSystemReader
@@ -14,7 +13,9 @@ from torch.futures import Future
 
 from ckptd import errors
 from ckptd._checkpoint_paths import is_in_root, manifest_missing, warn_unverified
+from ckptd._paths import open_regular
 from ckptd.dcp import _directory, _names, _safetensors
+from ckptd.dcp._metadata import CheckedPlanner, check_object, load_metadata
 from ckptd.dcp._process import place_of, process
 from ckptd.dcp._slices import SliceReader
 from ckptd.restore import Checkpoint
@@ -32,7 +33,11 @@ class Reader(StorageReader):
         path (str or os.PathLike): the checkpoint's directory. ``checkpoint_id`` of the call replaces it.
         daemon (bool): ``False`` reads the disk, without a daemon. Default: ``True``
 
+    Objects beside tensors, and the metadata, may hold no class that could run code, unless
+    :func:`ckptd.dcp.configure` allows it.
+
     Raises:
+        ckptd.Refused: an object holds a class that is not allowed.
         ckptd.Corrupt: bytes are not those that were saved, and what the load was to fill may be half filled; or
             ckptd has written the checkpoint, and its manifest is missing.
     """
@@ -74,7 +79,7 @@ class Reader(StorageReader):
                 self._stock = self._stock_reader(path)
         if self._checkpoint is None:
             assert self._stock is not None
-            metadata = self._stock.read_metadata(*args, **kwargs)
+            metadata = self._read_stock_metadata(*args, **kwargs)
             if is_in_root(self._place.path) and _names.is_of_ckptd(metadata):
                 raise manifest_missing(self._place.path)
             return metadata
@@ -104,7 +109,8 @@ class Reader(StorageReader):
         """Reads what the plan needs into the planner's tensors, and closes the checkpoint."""
         try:
             if self._stock is not None:
-                return self._stock.read_data(plan, planner)
+                checked: Any = CheckedPlanner(planner, self._place.path)
+                return self._stock.read_data(plan, checked)
             assert self._checkpoint is not None and self._metadata is not None  # read_metadata() came before.
             self._read(self._checkpoint, self._metadata, plan.items, planner)
         finally:
@@ -133,7 +139,19 @@ class Reader(StorageReader):
     def _read_metadata(self, checkpoint: Checkpoint, name: str) -> Metadata:
         if name not in checkpoint.files and any(file.endswith(_safetensors.SUFFIX) for file in checkpoint.files):
             return _safetensors.read_metadata(checkpoint)
-        metadata: Metadata = pickle.loads(checkpoint.read(name))
+        return load_metadata(checkpoint.read(name), f"{name} of {checkpoint.tag}")
+
+    def _read_stock_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """Reads the metadata of DCP's own writer as its reader does, which would load any class."""
+        assert self._stock is not None
+        path = os.path.join(str(self._stock.path), _names.metadata_file(kwargs.get("rank")))
+        if type(self._stock) is not FileSystemReader:
+            return self._stock.read_metadata(*args, **kwargs)  # From the headers of safetensors files.
+        with open(path, "rb", opener=open_regular) as file:
+            metadata = load_metadata(file, path)
+        meta = getattr(metadata, "storage_meta", None) or StorageMeta()
+        meta.load_id = getattr(self._stock, "load_id", None)
+        metadata.storage_meta = meta
         return metadata
 
     def _read(
@@ -142,7 +160,7 @@ class Reader(StorageReader):
         slices = SliceReader(checkpoint, metadata)
         for item in items:
             if item.type == LoadItemType.BYTE_IO:
-                slices.add_bytes(item, functools.partial(_load_bytes, planner, item))
+                slices.add_bytes(item, functools.partial(_load_bytes, planner, item, checkpoint.tag))
             else:
                 target = planner.resolve_tensor(item).detach()
                 slices.add_tensor(item, target, functools.partial(planner.commit_tensor, item, target))
@@ -161,5 +179,6 @@ class Reader(StorageReader):
         return f"<ckptd.dcp.Reader {self._place.path}>"
 
 
-def _load_bytes(planner: LoadPlanner, item: ReadItem, data: bytes) -> None:
+def _load_bytes(planner: LoadPlanner, item: ReadItem, tag: str, data: bytes) -> None:
+    check_object(data, f"{item.storage_index.fqn} of {tag}")
     planner.load_bytes(item, io.BytesIO(data))

@@ -1,13 +1,13 @@
 """Saving as ``dcp.save`` does, by the plan of an earlier save where there is one."""
 
 import os
-import pickle
 from typing import Any, Optional
 
 from torch.distributed.checkpoint.metadata import Metadata
 
 from ckptd._paths import open_regular
 from ckptd.dcp import _names, _repeated
+from ckptd.dcp._metadata import load_metadata
 
 
 def save(state_dict: Any, writer: Any, checkpoint_id: Any = None, **arguments: Any) -> Metadata:
@@ -52,7 +52,6 @@ def read_metadata(path: str) -> Metadata:
     """Returns the metadata of a committed checkpoint; that of none if retention has removed it since."""
     try:
         with open(os.path.join(path, _names.METADATA_FILE), "rb", opener=open_regular) as file:
-            found: Metadata = pickle.load(file)
-            return found
+            return load_metadata(file, str(file.name))
     except FileNotFoundError:
         return Metadata({})

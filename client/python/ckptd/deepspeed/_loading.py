@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 from ckptd import errors
 from ckptd._checkpoint_paths import is_committed, warn_unverified
 from ckptd._paths import open_regular
-from ckptd.deepspeed import _names, _universal, _whole_weights
+from ckptd.deepspeed import _classes, _names, _universal, _whole_weights
 from ckptd.deepspeed._needed import needed_files
 from ckptd.deepspeed._process import Place, await_sealed, process
 from ckptd.deepspeed._reshard import Resharded, reshard
@@ -56,7 +56,7 @@ class Opened:
         if self._checkpoint is not None:
             for name in needed_files(engine, arguments, self._checkpoint.files):
                 if name not in self._resharded.values:
-                    self._values[name] = self._checkpoint.load(name, weights_only=False)
+                    self._values[name] = _classes.load(self._checkpoint, name)
 
     def model_files(self) -> List[str]:
         """Returns the paths of the model's files that stand for this rank's own; empty if it has its own."""
@@ -76,7 +76,7 @@ class Opened:
             return read_file(path, map_location)
         if name in self._values:
             return self._values.pop(name)
-        return self._checkpoint.load(name, map_location=map_location, weights_only=False)
+        return _classes.load(self._checkpoint, name, map_location)
 
     def close(self) -> None:
         """Ends the lease. May be called more than once."""
@@ -112,11 +112,9 @@ def read_file(path: str, map_location: Any) -> Any:
     opened = process.open(place) if is_committed(place.path) else None
     if opened is not None:
         with opened as checkpoint:
-            return checkpoint.load(os.path.basename(path), map_location=map_location, weights_only=False)
-    import torch
-
+            return _classes.load(checkpoint, os.path.basename(path), map_location)
     warn_unverified(place.path)
-    return torch.load(path, map_location=map_location, weights_only=False)
+    return _classes.load_file(path, map_location)
 
 
 def load_checkpoint(

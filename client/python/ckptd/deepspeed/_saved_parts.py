@@ -10,6 +10,7 @@ import torch
 from ckptd import errors
 from ckptd._paths import open_regular
 from ckptd._torch.load_into import offset_of
+from ckptd.deepspeed import _classes
 from ckptd.restore import Checkpoint
 
 _Range = Tuple[str, int, int]  # A file, an offset and a number of bytes in it.
@@ -26,8 +27,8 @@ class Files:
     def load(self, name: str, device: str = "cpu") -> Any:
         """Loads a file. On the device "meta" its tensors have no bytes."""
         if self._checkpoint is not None:
-            return self._checkpoint.load(name, map_location=device, weights_only=False)
-        return torch.load(os.path.join(self._folder, name), map_location=device, weights_only=False)
+            return _classes.load(self._checkpoint, name, device)
+        return _classes.load_file(os.path.join(self._folder, name), device)
 
     def read(self, ranges: List[_Range], into: List[memoryview]) -> None:
         """Fills into[i] with the bytes of ranges[i]."""

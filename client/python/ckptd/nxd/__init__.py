@@ -65,11 +65,10 @@ def configure(
         timeout (float): seconds to wait for the disk after that. Default: 3600
         pool_bytes (int, optional): the most memory of a private daemon. Default: a quarter of this machine's
             memory
-        safe_globals (Sequence): classes that the states of models and optimizers may hold, beside those of
-            torch.
-        weights_only (bool, optional): ``True`` refuses other classes in user content and schedulers' states,
-            too; ``False`` allows all classes everywhere, which may run code. Default: all classes in user
-            content and schedulers' states only, as NxD
+        safe_globals (Sequence): classes that files may hold, beside those of torch, and in user content and
+            schedulers' states numpy's, ``argparse.Namespace`` and datetimes.
+        weights_only (bool, optional): ``False`` allows all classes, which may run code, for files that you trust.
+            Default: refuse others, which NxD would load
 
     Raises:
         ValueError: a timeout is not more than 0 seconds.

@@ -7,6 +7,7 @@ from typing import Any, Dict, List, NamedTuple, Optional
 import torch
 
 from ckptd import errors
+from ckptd._torch.allowed_classes import plain_classes
 from ckptd._torch.load_into import LoadPlan
 from ckptd.nxd import _device, _names, _reshard, _states, _xser
 from ckptd.nxd._sources import Classes, Source
@@ -28,7 +29,7 @@ class AllowedClasses(NamedTuple):
     """Which classes files may hold."""
 
     states: Classes = Classes()
-    others: Classes = Classes(anything=True)  # In user content and schedulers' states: any, as NxD.
+    others: Classes = Classes(tuple(plain_classes()))  # In user content and schedulers' states.
 
 
 def check(targets: LoadTargets) -> None:

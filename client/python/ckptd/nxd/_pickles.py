@@ -223,7 +223,13 @@ def load(file: Any, what: str, safe_globals: Sequence[Any] = (), anything: bool 
     Raises:
         errors.Refused: the file holds a class that is not allowed; the message names the first one.
     """
-    more = {(kind.__module__, kind.__qualname__): kind for kind in safe_globals}
+    more: Dict[Tuple[str, str], Any] = {}
+    for each in safe_globals:
+        if isinstance(each, tuple):  # An object, and the name that stands for it, as for torch.
+            module, _, name = each[1].rpartition(".")
+            more[module, name] = each[0]
+        else:
+            more[each.__module__, each.__qualname__] = each
 
     def refuse(name: str) -> Exception:
         return errors.Refused(

@@ -15,6 +15,7 @@ from ckptd import errors
 from ckptd._membership import launch
 from ckptd._node_client import NodeClient, call_in_child
 from ckptd._paths import step_of
+from ckptd._torch.allowed_classes import plain_classes
 from ckptd._torch.deferred_tensors import DeferredTensors
 from ckptd.nxd import _retention, _store, _topology
 from ckptd.nxd._loading import AllowedClasses
@@ -42,12 +43,10 @@ class Settings(NamedTuple):
     weights_only: Optional[bool] = None
 
     def allowed_classes(self) -> AllowedClasses:
-        """Returns which classes files may hold.
-
-        By default anything in user content and schedulers' states, as NxD.
-        """
-        states = Classes(self.safe_globals, self.weights_only is False)
-        return AllowedClasses(states, Classes(self.safe_globals, self.weights_only is not True))
+        """Returns which classes files may hold: by default none that could run code."""
+        anything = self.weights_only is False
+        others = Classes((*self.safe_globals, *plain_classes()), anything)
+        return AllowedClasses(Classes(self.safe_globals, anything), others)
 
 
 class Job:

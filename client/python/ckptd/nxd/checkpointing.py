@@ -89,8 +89,8 @@ def load(
         sharded (bool): ``False`` loads one file with the whole model by NxD itself. Default: ``True``
         strict (bool): as in ``load_state_dict``. Default: ``True``
         master_dp_only (bool): as it was saved. Default: ``True``
-        weights_only (bool): refuse classes that states do not need, and that could run code. Default:
-            ``False``, unless ``ckptd.nxd.configure(weights_only=True)``
+        weights_only (bool): refuse classes that states of models and optimizers do not need. ``False`` allows those
+            that user content may hold, too, see :func:`ckptd.nxd.configure`. Default: ``False``
 
     Returns:
         The state, without what ``model_or_optimizer`` was filled from.
