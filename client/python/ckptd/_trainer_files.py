@@ -66,4 +66,4 @@ def _is_whole_archive(path: str) -> bool:
     """Returns whether a file of torch.save has its end. Its format of before 1.6 has no mark there."""
     with open(path, "rb", opener=open_regular) as file:
         begin = file.read(2)
-    return zipfile.is_zipfile(path) if begin == b"PK" else bool(begin)
+        return zipfile.is_zipfile(file) if begin == b"PK" else bool(begin)
