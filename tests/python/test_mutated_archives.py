@@ -49,6 +49,7 @@ LIES: Dict[str, Any] = {
     "a tensor that begins after its storage": {"a": tensor("0", 8 * MIB, (1,), offset=8 * MIB)},
     "a step beyond the storage": {"a": tensor("0", 8 * MIB, (2, 2), (16 * MIB, 1))},
     "a step of more bytes than there are numbers": {"a": tensor("0", 8 * MIB, (3, 1), ((1 << 63) - 1, 1))},
+    "a reference of no class of storages": {"a": tensor("0", 8 * MIB), "b": Reference({}, "0", 8 * MIB)},
     "a tensor of an empty storage": {"a": tensor("1", 0, (64,))},
     "a tensor that is dropped": Call(dict.fromkeys, tensor("0", 8 * MIB, (9 * MIB,))),
     "a record that is not there": {"a": tensor("../0", 8 * MIB)},
@@ -59,6 +60,12 @@ LIES: Dict[str, Any] = {
 def test_reference_that_lies_about_its_record_is_refused(lie: str, tmp_path: pathlib.Path) -> None:
     data = archive(LIES[lie], {"data/0": b"A" * 8 * MIB, "data/1": b""}, {})
     with pytest.raises(Exception):  # noqa: B017 - torch chooses which.
+        load(tmp_path, data)
+
+
+def test_reference_that_is_larger_than_its_record_names_the_file_and_the_sizes(tmp_path: pathlib.Path) -> None:
+    data = archive({"a": tensor("0", 128)}, {"data/0": b"A" * 64}, {})
+    with pytest.raises(ckptd.Refused, match="m.pt of a is not loaded: it says that storage 0 has 128 bytes, and the file has 64"):
         load(tmp_path, data)
 
 

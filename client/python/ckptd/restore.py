@@ -287,7 +287,12 @@ class Checkpoint:
             if weights_only:
                 reader = script_check.checked(reader, refuse)
                 if records is not None:
-                    return meta_load.load_to_meta(reader, records)
+                    try:
+                        return meta_load.load_to_meta(reader, records)
+                    except meta_load.TooLargeError as error:
+                        raise errors.invalid(
+                            f"{name} of {self.tag} is not loaded: {error}, so it was made to do harm or by a broken program"
+                        ) from None
             try:
                 return torch.load(reader, map_location=map_location, weights_only=weights_only)
             except pickle.UnpicklingError as error:

@@ -12,6 +12,10 @@ import torch
 from ckptd._torch.archive_records import Records
 
 
+class TooLargeError(Exception):
+    """A reference says that a storage is larger than its record: releases of torch read beyond the record then."""
+
+
 def load_to_meta(reader: Any, records: Records) -> Any:
     """Returns what torch.load(reader, map_location="meta", weights_only=True) does. Each storage has the offset of its
     record in the file, and references to one record give one storage, as they do on the CPU.
@@ -21,7 +25,8 @@ def load_to_meta(reader: Any, records: Records) -> Any:
         records: the places of the archive's storages.
 
     Raises:
-        Exception: anything, for a file that torch.load may also refuse to load to the CPU, or with a torch that has
+        TooLargeError: torch.load must not see the file.
+        Exception: anything else, for a file that torch.load may also refuse to load to the CPU, or with a torch that has
             another unpickler.
     """
     checks: List[_References] = []
@@ -48,12 +53,14 @@ class _References:
         self._storages: List[Tuple[Any, int]] = []
 
     def load(self, reference: Any) -> Any:
+        typed = self._load(reference)  # Also for a known key: it refuses what is no reference.
         key = reference[2]
         if key in self._loaded:
             return self._loaded[key]
         begin, size = self._records[f"data/{key}"]
-        typed = self._load(reference)
         storage = typed._untyped_storage
+        if storage.nbytes() > size:
+            raise TooLargeError(f"it says that storage {key} has {storage.nbytes()} bytes, and the file has {size} bytes of it")
         if storage.nbytes() != size:
             raise ValueError(f"a reference says that storage {key} has {storage.nbytes()} bytes, and its record has {size}")
         storage._checkpoint_offset = begin
