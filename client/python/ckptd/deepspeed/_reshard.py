@@ -45,7 +45,11 @@ def reshard(engine: Any, arguments: Mapping[str, Any], files: Files) -> Optional
     if not loading.is_needed():
         return None
     if _spreads_experts(engine):
-        raise refused("the model's experts are cut over other ranks than the rest")
+        raise refused(
+            "the model's experts are cut over other ranks than the rest",
+            "recover the weights alone (ckptctl convert zero-to-fp32); only experts of AutoEP can be converted with the "
+            "optimizer's state (ckptctl convert ds-to-universal)",
+        )
     try:
         return loading.run()
     except MissingElements as error:

@@ -111,10 +111,13 @@ class Reading:
         self._files.read(self._ranges, self._into)
 
 
-def refused(why: str) -> errors.Refused:
-    """Returns the error for a checkpoint that cannot be loaded with this number of ranks."""
+def refused(why: str, instead: str = "convert it (ckptctl convert ds-to-universal)") -> errors.Refused:
+    """Returns the error for a checkpoint that cannot be loaded with this number of ranks.
+
+    instead: what else the user can do.
+    """
     return errors.Refused(
         f"the checkpoint was saved by another number of ranks, and cannot be loaded by this one: {why}; load it with the model and "
-        "the settings that it was saved with, or convert it (ckptctl convert ds-to-universal)",
+        f"the settings that it was saved with, or {instead}",
         reason="STATE_MISMATCH",
     )
