@@ -1,6 +1,9 @@
 #include "daemon/cluster/reader_keys.h"
 
 #include "absl/strings/str_cat.h"
+#include "daemon/etcd/etcd_errors.h"
+#include "daemon/ledger/ledger_reasons.h"
+#include "storage/base/errors.h"
 
 namespace ckptd {
 
@@ -59,8 +62,11 @@ void ReaderKeys::Step(int64_t sequence) {
   if (waits && reading.key == Key::kHeld && readers_ != nullptr) return Begun(sequence, absl::OkStatus());
   if (waits && (reading.key == Key::kHeld || reading.key == Key::kNone))
     return Begin(sequence, clock_->Now() + options_.patience);
-  if (reading.key == Key::kHeld && reading.readers == 0) return End(sequence);
-  if (reading.key == Key::kNone && reading.readers == 0) reading_.erase(sequence);
+  if (reading.key == Key::kHeld && reading.readers == 0) return End(sequence, Instant::max());
+  if (reading.key != Key::kNone || reading.readers > 0) return;
+  // Within the patience of a reader who may come meanwhile.
+  if (reading.unsure) return End(sequence, clock_->Now() + options_.patience);
+  reading_.erase(sequence);
 }
 
 void ReaderKeys::Begin(int64_t sequence, Instant deadline) {
@@ -76,6 +82,7 @@ void ReaderKeys::Begin(int64_t sequence, Instant deadline) {
 void ReaderKeys::Begun(int64_t sequence, const absl::Status& begun) {
   Reading& reading = reading_.at(sequence);
   reading.key = begun.ok() ? Key::kHeld : Key::kNone;
+  reading.unsure = !begun.ok() && ReasonOf(begun) != ledger_reason::kBeingRemoved;
   std::vector<Done> waiting = std::exchange(reading.waiting, {});
   if (begun.ok()) reading.readers += static_cast<int>(waiting.size());
   for (Done& acquired : waiting) acquired(begun);
@@ -85,13 +92,15 @@ void ReaderKeys::Begun(int64_t sequence, const absl::Status& begun) {
 }
 
 // The key says that this node reads until that was answered, so nobody is told OK meanwhile.
-void ReaderKeys::End(int64_t sequence) {
+void ReaderKeys::End(int64_t sequence, Instant deadline) {
   reading_.at(sequence).key = Key::kEnding;
   calls_.Ask<absl::Status>(
-      absl::StrCat("to say that this node no longer reads sequence ", sequence, " of"), Instant::max(),
+      absl::StrCat("to say that this node no longer reads sequence ", sequence, " of"), deadline,
       [this, sequence](LedgerCalls::Answer<absl::Status> done) { readers_->End(sequence, std::move(done)); },
-      [this, sequence](const absl::Status&) {
-        reading_.at(sequence).key = Key::kNone;
+      [this, sequence](const absl::Status& ended) {
+        Reading& reading = reading_.at(sequence);
+        reading.key = Key::kNone;
+        reading.unsure = reading.unsure && ReasonOf(ended) == ledger_reason::kUnavailable;
         Step(sequence);
       });
 }

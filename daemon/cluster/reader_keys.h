@@ -56,12 +56,14 @@ class ReaderKeys {
     int readers = 0;  // That were told OK.
     std::vector<Done> waiting;
     Key key = Key::kNone;
+    // A Begin has failed, and etcd may have carried it out, or does so later: it has to hear that nobody reads.
+    bool unsure = false;
   };
 
   void Step(int64_t sequence);
   void Begin(int64_t sequence, Instant deadline);
   void Begun(int64_t sequence, const absl::Status& begun);
-  void End(int64_t sequence);
+  void End(int64_t sequence, Instant deadline);
 
   Etcd* const etcd_;
   Clock* const clock_;

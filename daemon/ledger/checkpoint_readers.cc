@@ -81,7 +81,9 @@ void CheckpointReaders::Set(int64_t sequence, bool reading, const std::string& w
   swap.held = {options_.node.Held()};
   swap.decide = [=, lease = options_.node.lease, ended = options_.ended_removals](const CompareAndSwap::Found& found) {
     *refused = absl::OkStatus();
-    if (FirstOf<NodeReads>(found[0]).reading() == reading) return Operations();
+    // The end is written also where no beginning is: a late copy of one may still come.
+    const bool known = reading || !found[0].empty();
+    if (known && FirstOf<NodeReads>(found[0]).reading() == reading) return Operations();
     if (reading && IsBeingRemoved(ended.get(), sequence, found[1])) {
       *refused = MakeError(absl::StatusCode::kUnavailable, ledger_reason::kBeingRemoved,
                            absl::StrCat("the checkpoint of sequence ", sequence,
