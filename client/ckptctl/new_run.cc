@@ -17,8 +17,8 @@ absl::StatusOr<ExitCode> NewRun(const Context& context, const std::string& root)
   CKPTD_ASSIGN_OR_RETURN(const Handle handle, OpenRootDirectory(root, std::nullopt));
   const ScopedHandle dir(fs.get(), handle);
   CKPTD_ASSIGN_OR_RETURN(const RenewedRunId ids, RenewSharedRunId(fs.get(), dir.get()));
-  *context.out << Printable(root) << ": run " << ids.after << " of its own; it held the id of run " << ids.before
-               << "\n";
+  *context.out << Printable(root) << ": run " << ids.after << " of its own; it held the id of run "
+               << ids.before << "\n";
   return kOk;
 }
 

@@ -105,7 +105,7 @@ class CheckpointPublication {
   std::string waits_for_;
 
   SharedRootIo::Replaced replaces_;  // The checkpoint that goes.
-  int64_t in_the_way_ = 0;  // Which one Publish has found there.
+  int64_t in_the_way_ = 0;           // Which one Publish has found there.
   SharedRootIo::Publication publication_;
   ledger::v1::SaveEnd given_up_;          // With kGiveUp.
   std::optional<Instant> nowhere_since_;  // It is neither at its tag nor in flight nor in the trash.

@@ -74,11 +74,11 @@ void Evictions::Step(int64_t sequence) {
   Eviction& eviction = found->second;
   if (!eviction.checked) {
     eviction.asking = true;
-    return root_->CheckRemovable(eviction.victim.tag, sequence,
-                                 [this, sequence, alive = std::weak_ptr<bool>(alive_)](
-                                     const absl::StatusOr<uint64_t>& inode) {
-                                   if (!alive.expired()) Checked(sequence, inode);
-                                 });
+    return root_->CheckRemovable(
+        eviction.victim.tag, sequence,
+        [this, sequence, alive = std::weak_ptr<bool>(alive_)](const absl::StatusOr<uint64_t>& inode) {
+          if (!alive.expired()) Checked(sequence, inode);
+        });
   }
   if (!eviction.decided) return Decide(sequence);
   eviction.asking = true;
@@ -127,7 +127,8 @@ void Evictions::Decided(int64_t sequence, const absl::Status& decided) {
     eviction.backoff.Succeeded();
     return Step(sequence);
   }
-  if (ReasonOf(decided) != ledger_reason::kBeingRead && !MayMendItself(decided)) return End(sequence, decided);
+  if (ReasonOf(decided) != ledger_reason::kBeingRead && !MayMendItself(decided))
+    return End(sequence, decided);
   Retry(eviction);
 }
 

@@ -45,8 +45,8 @@ class Evictions {
              std::shared_ptr<const std::set<int64_t>> listed, Done done);
   // Goes on with what an earlier coordinator has decided, and perhaps begun to remove.
   void Finish(const CheckpointReaders::Victim& victim, Done done);
-  // The coordinator's term has begun in the root. Nothing is decided or removed before: what keeps a checkpoint
-  // there is not known.
+  // The coordinator's term has begun in the root. Nothing is decided or removed before: what keeps a
+  // checkpoint there is not known.
   void TermBegun();
   bool IsUnderWay(int64_t sequence) const { return evictions_.contains(sequence); }
   void OnTick();

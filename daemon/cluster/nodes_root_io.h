@@ -25,7 +25,8 @@ class NodesReading {
   virtual void CheckRoot(const SharedFilesIo::RunOfRoot& root, Callback<absl::Status> checked) = 0;
   // The root is open, and holds this run.
   virtual void Opened(const SharedFilesIo::RunOfRoot& root) = 0;
-  // Remembers how far the run has come in the root. Takes out of what was found the checkpoints whose removal is decided, and marks those that are damaged.
+  // Remembers how far the run has come in the root. Takes out of what was found the checkpoints whose removal
+  // is decided, and marks those that are damaged.
   virtual void ApplyDecided(RootSnapshot* root) = 0;
   // Whether what was found is older than what etcd calls committed, as it may be for as long as names are
   // stale: look again then. `begun`: when the look began, by Now(). False of a look that began after that

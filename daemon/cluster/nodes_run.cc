@@ -53,13 +53,14 @@ ledger::v1::RunRoot NodesRun::RootOf(const SharedFilesIo::RunOfRoot& root) const
 void NodesRun::CheckRoot(const SharedFilesIo::RunOfRoot& root, Callback<absl::Status> checked) {
   etcdserverpb::RangeRequest request;
   request.set_key(LedgerKeys(absl::StrCat(options_.cluster_prefix, "runs/", root.id, "/")).Root());
-  etcd_->Range(request, absl::StrCat("looking whether ", options_.path, " is the root of its run"),
-               [here = RootOf(root), id = root.id, alive = std::weak_ptr<bool>(alive_),
-                checked = std::move(checked)](const absl::StatusOr<etcdserverpb::RangeResponse>& found) mutable {
-                 if (alive.expired()) return;
-                 if (!found.ok()) return checked(absl::OkStatus());
-                 checked(CheckRunRoot(id, here, {found->kvs().begin(), found->kvs().end()}));
-               });
+  etcd_->Range(
+      request, absl::StrCat("looking whether ", options_.path, " is the root of its run"),
+      [here = RootOf(root), id = root.id, alive = std::weak_ptr<bool>(alive_),
+       checked = std::move(checked)](const absl::StatusOr<etcdserverpb::RangeResponse>& found) mutable {
+        if (alive.expired()) return;
+        if (!found.ok()) return checked(absl::OkStatus());
+        checked(CheckRunRoot(id, here, {found->kvs().begin(), found->kvs().end()}));
+      });
 }
 
 void NodesRun::Opened(const SharedFilesIo::RunOfRoot& root) {
@@ -73,13 +74,13 @@ void NodesRun::Opened(const SharedFilesIo::RunOfRoot& root) {
       NodesLedger::Options{options_.cluster_prefix, prefix_, run_id, options_.path, options_.patience});
   calls_ = std::make_unique<LedgerCalls>(clock_, absl::StrCat("run ", run));
   resume_ = std::make_unique<NodesResume>(etcd_, clock_, ledger_.get(), NodesResume::Options{prefix_, run});
-  readers_ =
-      std::make_unique<ReaderKeys>(etcd_, clock_, ReaderKeys::Options{prefix_, run, options_.patience, ended_removals_});
-  damages_ = std::make_unique<DamageKeys>(etcd_, clock_, DamageKeys::Options{prefix_, run, options_.patience, ended_removals_},
-                                          [this](int64_t sequence, const DamageKeys::Damage& damage) {
-                                            if (!IsEvicting(sequence))
-                                              hooks_.damage_changed(sequence, damage);
-                                          });
+  readers_ = std::make_unique<ReaderKeys>(
+      etcd_, clock_, ReaderKeys::Options{prefix_, run, options_.patience, ended_removals_});
+  damages_ = std::make_unique<DamageKeys>(
+      etcd_, clock_, DamageKeys::Options{prefix_, run, options_.patience, ended_removals_},
+      [this](int64_t sequence, const DamageKeys::Damage& damage) {
+        if (!IsEvicting(sequence)) hooks_.damage_changed(sequence, damage);
+      });
 }
 
 void NodesRun::Start(Hooks hooks) {
@@ -146,8 +147,9 @@ void NodesRun::EndRegistration() {
   calls_->SetRegistered(false);
 }
 
-// Binds the run to this directory, if it is the first, or compares. An etcd that is another one, or was restored
-// from a backup, may not have heard of all that is in the root: new terms and sequences come after those.
+// Binds the run to this directory, if it is the first, or compares. An etcd that is another one, or was
+// restored from a backup, may not have heard of all that is in the root: new terms and sequences come after
+// those.
 void NodesRun::BindRoot() {
   const LedgerKeys keys(prefix_);
   const auto copied = std::make_shared<absl::Status>();
@@ -155,8 +157,9 @@ void NodesRun::BindRoot() {
     CompareAndSwap swap;
     swap.ranges = {{keys.Sequence()}, {keys.Root()}, {keys.Term()}, {keys.SaveState(newest_)}};
     swap.held = {node_->Held()};
-    swap.decide = [keys, copied, run = root_.id, here = RootOf(root_), newest = newest_, known = highest_,
-                   term = highest_term_](const CompareAndSwap::Found& found) -> std::vector<etcdserverpb::RequestOp> {
+    swap.decide =
+        [keys, copied, run = root_.id, here = RootOf(root_), newest = newest_, known = highest_,
+         term = highest_term_](const CompareAndSwap::Found& found) -> std::vector<etcdserverpb::RequestOp> {
       *copied = CheckRunRoot(run, here, found[1]);
       if (!copied->ok()) return {};
       std::vector<etcdserverpb::RequestOp> operations;
@@ -167,7 +170,8 @@ void NodesRun::BindRoot() {
         operations.push_back(Put(keys.Term(), last_term.SerializeAsString()));
       }
       auto last = FirstOf<ledger::v1::LastSequence>(found[0]);
-      // A save that is a checkpoint, and that etcd would give to ranks once more: it is not the last one any more.
+      // A save that is a checkpoint, and that etcd would give to ranks once more: it is not the last one any
+      // more.
       const SaveState::Phase phase = FirstOf<SaveState>(found[3]).phase();
       const bool is_behind = phase == SaveState::OPEN || phase == SaveState::PROPOSED;
       const int64_t highest = is_behind ? std::max(known, newest + 1) : known;
@@ -179,14 +183,16 @@ void NodesRun::BindRoot() {
     swap.purpose = absl::StrCat("comparing the root and the last sequence of run ", options_.path);
     SwapIn(etcd_, std::move(swap), std::move(done));
   };
-  calls_->Ask<absl::Status>("about the root of", Instant::max(), bind, [this, copied](const absl::Status& bound) {
-    if (!bound.ok()) over_ = bound;
-    if (!bound.ok() || !node_ || saves_ != nullptr) return;
-    if (copied->ok()) return GoOnWithRegistration();
-    // It was not known when the root was opened. The run waits, as without a registration, until that is put right.
-    hooks_.noticed(std::string(copied->message()));
-    calls_->SetRegistered(false);
-  });
+  calls_->Ask<absl::Status>("about the root of", Instant::max(), bind,
+                            [this, copied](const absl::Status& bound) {
+                              if (!bound.ok()) over_ = bound;
+                              if (!bound.ok() || !node_ || saves_ != nullptr) return;
+                              if (copied->ok()) return GoOnWithRegistration();
+                              // It was not known when the root was opened. The run waits, as without a
+                              // registration, until that is put right.
+                              hooks_.noticed(std::string(copied->message()));
+                              calls_->SetRegistered(false);
+                            });
 }
 
 // The node's other runs begin anew with it, so one that cannot go on under any does not ask often.
@@ -261,7 +267,8 @@ void NodesRun::OnOffice(const RunCoordinator::Office& office) {
                                  },
                              .lost = [this](const absl::Status& why) { OnOfficeLost(why); }});
   evictions_ = std::make_unique<Evictions>(
-      etcd_, clock_, files_, CheckpointReaders::Options{prefix_, *node_, options_.path, ended_removals_}, office.held);
+      etcd_, clock_, files_, CheckpointReaders::Options{prefix_, *node_, options_.path, ended_removals_},
+      office.held);
   coordinator_->Start();
   EndRemovals();
   hooks_.office_changed();
@@ -312,7 +319,8 @@ void NodesRun::EndRemovals() {
   // A save that takes the tag of one removes it itself, right before.
   for (const auto& [sequence, removal] : evicting_) {
     const ledger::v1::Evicting& decision = removal.decision;
-    if (decision.replaced_by() != 0 || decision.ended() || removal.tag.empty() || IsUnderWay(sequence)) continue;
+    if (decision.replaced_by() != 0 || decision.ended() || removal.tag.empty() || IsUnderWay(sequence))
+      continue;
     hooks_.noticed(absl::StrCat("the checkpoint ", removal.tag, ", sequence ", sequence,
                                 ", is removed, as an earlier coordinator has decided"));
     evictions_->Finish({sequence, removal.tag, decision.inode()}, ended);
@@ -399,8 +407,8 @@ void NodesRun::OnCheckpointKeys(const std::vector<std::string>& changed) {
   EndRemovals();
 }
 
-// Decisions that are over concern no checkpoint any more. This node may see a directory for a while after it is
-// gone: until then it is not one that was put back.
+// Decisions that are over concern no checkpoint any more. This node may see a directory for a while after it
+// is gone: until then it is not one that was put back.
 void NodesRun::FollowRemovals() {
   const Instant now = clock_->Now();
   bool changed = false;
@@ -447,9 +455,10 @@ void NodesRun::ApplyDecided(RootSnapshot* root) {
     const std::string& tag = checkpoint.summary.tag();
     const bool is_new = known_.insert_or_assign(sequence, tag).second;
     if (!is_new || !ended_removals_->contains(sequence)) continue;
-    hooks_.noticed(absl::StrCat("the checkpoint ", tag, ", sequence ", sequence,
-                                ", is listed again: it was put back after its removal, or the save that was to "
-                                "replace it has failed"));
+    hooks_.noticed(
+        absl::StrCat("the checkpoint ", tag, ", sequence ", sequence,
+                     ", is listed again: it was put back after its removal, or the save that was to "
+                     "replace it has failed"));
   }
   listed_ = nullptr;
   const int64_t replacing = LastReplacing();
@@ -477,7 +486,8 @@ int64_t NodesRun::LastReplacing() const {
   return last;
 }
 
-// Whether this save, which takes the place of what is being removed, is a checkpoint; nullopt: nobody knows yet.
+// Whether this save, which takes the place of what is being removed, is a checkpoint; nullopt: nobody knows
+// yet.
 std::optional<bool> NodesRun::HasReplaced(int64_t sequence) const {
   const std::optional<SaveState> state = saves_ == nullptr ? std::nullopt : saves_->Shown(sequence);
   if (!state || !HasEnded(*state)) return std::nullopt;

@@ -218,7 +218,7 @@ class NodesRun : public SharedRun, public NodesReading {
   std::map<int64_t, Removal> evicting_;
   // The decisions that are over.
   const std::shared_ptr<EndedRemovals> ended_removals_ = std::make_shared<EndedRemovals>();
-  int64_t highest_evicted_ = 0;  // By retention.
+  int64_t highest_evicted_ = 0;                                        // By retention.
   std::vector<std::pair<Instant, absl::AnyInvocable<void()>>> looks_;  // That wait for their time.
 
   std::map<SaveId, Saving> savings_;

@@ -56,7 +56,8 @@ class ReaderKeys {
     int readers = 0;  // That were told OK.
     std::vector<Done> waiting;
     Key key = Key::kNone;
-    // A Begin has failed, and etcd may have carried it out, or does so later: it has to hear that nobody reads.
+    // A Begin has failed, and etcd may have carried it out, or does so later: it has to hear that nobody
+    // reads.
     bool unsure = false;
   };
 

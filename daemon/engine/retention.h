@@ -81,8 +81,8 @@ class Retention {
   void SetPolicyOf(Run* run, int64_t sequence, const std::optional<RetentionPolicy>& of_save);
   // Which checkpoints the root's pointer files name, as a commit or a scan found it.
   void SetPointers(const Run* run, PointerFiles pointers);
-  // Of a run that several nodes share: this node decides for all, or no longer does. Others may have written the
-  // pointer files before, so it removes nothing until SetPointers.
+  // Of a run that several nodes share: this node decides for all, or no longer does. Others may have written
+  // the pointer files before, so it removes nothing until SetPointers.
   void OnOfficeChanged(Run* run);
 
   // A pin or a resume decision that is on its way to disk keeps its checkpoint already.

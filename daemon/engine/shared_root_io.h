@@ -52,7 +52,8 @@ class SharedRootIo {
   // First, by each coordinator: nothing that one of an earlier term does late replaces what this one writes.
   virtual void BeginTerm(int64_t term, Callback<absl::Status> done) = 0;
 
-  // This node coordinates no longer: it writes no pointers and no records of the run until the next BeginTerm.
+  // This node coordinates no longer: it writes no pointers and no records of the run until the next
+  // BeginTerm.
   virtual void EndTerm() = 0;
 
   // Makes, durably, a directory for the files of a save, and answers with its name beneath inflight/. No
@@ -60,8 +61,8 @@ class SharedRootIo {
   virtual void MakeInflight(const std::string& tag, int64_t sequence,
                             Callback<absl::StatusOr<std::string>> done) = 0;
   // The sequence of ckptd's checkpoint whose tag the save takes, also of one that is removed in part. 0:
-  // there is none, or the parts of the save make no checkpoint that may replace it, so that Publish will give it
-  // up: then the one that is there stays. Time and pointers of `publication` do not count.
+  // there is none, or the parts of the save make no checkpoint that may replace it, so that Publish will give
+  // it up: then the one that is there stays. Time and pointers of `publication` do not count.
   virtual void FindReplaced(const Publication& publication, Callback<absl::StatusOr<Replaced>> done) = 0;
   // As FindShared.
   virtual void Find(const SharedInflight& save, Callback<absl::StatusOr<SharedPlace>> done) = 0;

@@ -501,7 +501,8 @@ TEST_F(SharedSavesTest, NothingIsRemovedWhileItIsNotKnownWhatTheActingAttemptRes
   EXPECT_THAT(disks_[1]->evicted, ElementsAre("step1"));
 }
 
-// The pointer file may have another checkpoint's name since this node has coordinated last, or be all that keeps one.
+// The pointer file may have another checkpoint's name since this node has coordinated last, or be all that
+// keeps one.
 TEST_F(SharedSavesTest, NothingIsRemovedBeforeTheNewCoordinatorHasReadThePointerFiles) {
   ActivateFirstAttempt();
   for (int64_t sequence : {1, 2, 3}) PutInRoot("step" + std::to_string(sequence), sequence);

@@ -33,7 +33,7 @@ class CheckpointDamage {
   struct Options {
     std::string prefix;  // Of the run's keys, with the slash at its end.
     NodeIdentity node;
-    std::string run;  // For messages.
+    std::string run;                                                // For messages.
     std::shared_ptr<const EndedRemovals> ended_removals = nullptr;  // Null: none. May change.
   };
   // `etcd` must outlive it.

@@ -79,7 +79,8 @@ void CheckpointReaders::Set(int64_t sequence, bool reading, const std::string& w
   const std::string key = keys_.Readers(sequence) + options_.node.name;
   swap.ranges = {{key}, {keys_.Evicting(sequence)}};
   swap.held = {options_.node.Held()};
-  swap.decide = [=, lease = options_.node.lease, ended = options_.ended_removals](const CompareAndSwap::Found& found) {
+  swap.decide = [=, lease = options_.node.lease,
+                 ended = options_.ended_removals](const CompareAndSwap::Found& found) {
     *refused = absl::OkStatus();
     // The end is written also where no beginning is: a late copy of one may still come.
     const bool known = reading || !found[0].empty();
@@ -138,9 +139,9 @@ void CheckpointReaders::Remove(const Victim& victim, int64_t replaced_by, const 
     *refused = absl::OkStatus();
     // A decision on another directory is over, or will be: nobody finds that directory any more.
     const Evicting earlier = FirstOf<Evicting>(found[1]);
-    const bool same = replaced_by != 0 ? earlier.replaced_by() == replaced_by
-                                       : victim.inode == 0 || earlier.inode() == 0 ||
-                                             earlier.inode() == victim.inode;
+    const bool same = replaced_by != 0
+                          ? earlier.replaced_by() == replaced_by
+                          : victim.inode == 0 || earlier.inode() == 0 || earlier.inode() == victim.inode;
     if (same && IsBeingRemoved(ended.get(), sequence, found[1])) return Operations();
     if (count) *refused = CheckCount(sequence, *count, ended.get(), found);
     if (!refused->ok()) return Operations();

@@ -10,8 +10,8 @@ inline constexpr char kNodeNameTaken[] = "NODE_NAME_TAKEN";
 inline constexpr char kNodeReplaced[] = "NODE_REPLACED";
 // FAILED_PRECONDITION: one path is another run on another node, so the nodes do not share the root.
 inline constexpr char kRootNotShared[] = "ROOT_NOT_SHARED";
-// FAILED_PRECONDITION or PERMISSION_DENIED: the root holds the id of a run whose root is another directory, perhaps
-// of another user.
+// FAILED_PRECONDITION or PERMISSION_DENIED: the root holds the id of a run whose root is another directory,
+// perhaps of another user.
 inline constexpr char kRootCopied[] = "ROOT_COPIED";
 // FAILED_PRECONDITION: two nodes seem to have parts of one launch, under two launch ids.
 inline constexpr char kLaunchIdsDiffer[] = "LAUNCH_IDS_DIFFER";

@@ -17,7 +17,8 @@ namespace ckptd {
 // PERMISSION_DENIED if that is another user's.
 absl::Status CheckRunRoot(const std::string& run, const ledger::v1::RunRoot& here,
                           const std::vector<etcdserverpb::KeyValue>& found);
-// After CheckRunRoot: what binds the run to this directory, which may have been renamed; nullopt: it is bound.
+// After CheckRunRoot: what binds the run to this directory, which may have been renamed; nullopt: it is
+// bound.
 std::optional<etcdserverpb::RequestOp> BindRunRoot(const std::string& key, const ledger::v1::RunRoot& here,
                                                    const std::vector<etcdserverpb::KeyValue>& found);
 

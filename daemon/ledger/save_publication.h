@@ -45,7 +45,7 @@ class SavePublication {
 
   // The checkpoint that goes: it has the save's tag.
   struct Replaces {
-    int64_t sequence = 0;  // 0: none has.
+    int64_t sequence = 0;                              // 0: none has.
     std::map<std::string, std::string> pointers = {};  // That the save takes over.
   };
 
@@ -61,7 +61,8 @@ class SavePublication {
                 Answer<SharedSave> answer);
   // PUBLISHING when all nodes are durable, no other save of the run is being published, and nobody reads the
   // checkpoint that it replaces. From now on that one is not
-  // opened any more. `time_us` and the pointers are the checkpoint's, unless an earlier coordinator has fixed them.
+  // opened any more. `time_us` and the pointers are the checkpoint's, unless an earlier coordinator has fixed
+  // them.
   void Publish(const SharedSave& save, const CompareAndSwap::Held& office, int64_t time_us,
                const Replaces& replaces, Answer<Publishing> answer);
   // The checkpoint has its name, durably: PUBLISHING becomes COMMITTED.

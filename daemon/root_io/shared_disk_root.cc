@@ -232,8 +232,7 @@ absl::StatusOr<SharedRootIo::Published> SharedDiskRoot::Publish(
   const absl::StatusOr<int64_t> published =
       store->Publish(publication.save, FactsOf(publication), publication.digests);
   if (published.ok()) return SharedRootIo::Published{*published, absl::OkStatus()};
-  if (IsRefusal(published.status()))
-    return SharedRootIo::Published{0, published.status()};
+  if (IsRefusal(published.status())) return SharedRootIo::Published{0, published.status()};
   if (!IsForGood(published.status())) return published.status();
   // It is out of the way before anybody hears that it is given up: nobody can publish it after that.
   CKPTD_RETURN_IF_ERROR(store->Discard(publication.save.name));

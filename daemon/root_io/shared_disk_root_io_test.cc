@@ -265,7 +265,8 @@ TEST_F(SharedDiskRootIoTest, AllNodesFindOneRunWhoeverOpensTheRootFirst) {
     auto promise = std::make_shared<std::promise<absl::StatusOr<SharedFilesIo::RunOfRoot>>>();
     ids.push_back(promise->get_future());
     asks.loop->Post([&asks, promise] {
-      asks.io->RunId([promise](absl::StatusOr<SharedFilesIo::RunOfRoot> id) { promise->set_value(std::move(id)); });
+      asks.io->RunId(
+          [promise](absl::StatusOr<SharedFilesIo::RunOfRoot> id) { promise->set_value(std::move(id)); });
     });
   }
   std::set<std::string> different;
@@ -401,7 +402,8 @@ TEST_F(SharedDiskRootIoTest, SaveThatWasPublishedAndReplacedReplacesNothing) {
   const auto digests = WriteAll(save);
   ASSERT_TRUE(Publish(node(0), save, digests).ok());
   const auto place = [&] {
-    return Wait<absl::StatusOr<SharedPlace>>(node(1), [&](auto done) { node(1).io->Find(save, std::move(done)); })
+    return Wait<absl::StatusOr<SharedPlace>>(node(1),
+                                             [&](auto done) { node(1).io->Find(save, std::move(done)); })
         .value();
   };
   EXPECT_EQ(place(), SharedPlace::kPublished);
@@ -428,8 +430,8 @@ TEST_F(SharedDiskRootIoTest, SweepRemovesWhatHasEndedAndNothingElse) {
   ASSERT_TRUE(swept.ok()) << swept;
   EXPECT_THAT(NamesIn(".ckptd/shared/inflight"), ElementsAre(goes_on.name, later.name));
   // Work of the same thread, behind the removal.
-  const auto gone =
-      Wait<absl::StatusOr<bool>>(node(0), [&](auto done) { node(0).io->Remove("none", 9, 0, std::move(done)); });
+  const auto gone = Wait<absl::StatusOr<bool>>(
+      node(0), [&](auto done) { node(0).io->Remove("none", 9, 0, std::move(done)); });
   ASSERT_TRUE(gone.ok()) << gone.status();
   EXPECT_THAT(NamesIn(".ckptd/shared/trash"), IsEmpty());
   // The late node hears that its part has failed, or writes where nobody looks.

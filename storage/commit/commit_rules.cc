@@ -32,8 +32,8 @@ absl::Status CheckMayReplace(const Target& target, bool pinned, const ManifestSu
   if (save.suspect().empty() || !there.suspect().empty()) return absl::OkStatus();
   return MakeError(absl::StatusCode::kFailedPrecondition, reason::kSuspect,
                    absl::StrCat("the save of ", save.tag(), " is suspect (", save.suspect(),
-                                ") and does not replace the checkpoint of that tag (sequence ", there.sequence(),
-                                "); save under another tag"),
+                                ") and does not replace the checkpoint of that tag (sequence ",
+                                there.sequence(), "); save under another tag"),
                    {{"tag", save.tag()}, {"sequence", absl::StrCat(there.sequence())}});
 }
 

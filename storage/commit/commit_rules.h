@@ -1,5 +1,5 @@
-// What a save may replace, and what its manifest takes over: one list for a root of one node (publish.h) and for
-// one that several nodes share (shared_publish.h, shared_manifest.h).
+// What a save may replace, and what its manifest takes over: one list for a root of one node (publish.h) and
+// for one that several nodes share (shared_publish.h, shared_manifest.h).
 #ifndef CKPTD_STORAGE_COMMIT_COMMIT_RULES_H_
 #define CKPTD_STORAGE_COMMIT_COMMIT_RULES_H_
 
@@ -21,8 +21,8 @@ absl::Status CheckMayReplace(const Target& target, bool pinned, const storage::v
 // True for these errors: no later try changes them.
 bool IsRefusal(const absl::Status& status);
 
-// Adds what one part says of its save. What the first part says counts; the save is suspect if any part is, and
-// has the pointers of all.
+// Adds what one part says of its save. What the first part says counts; the save is suspect if any part is,
+// and has the pointers of all.
 void MergePart(const storage::v1::ManifestSummary& part, storage::v1::ManifestSummary& save);
 // After all parts: a suspect checkpoint is not the one that other programs are to find.
 void EndMerge(storage::v1::ManifestSummary& save);

@@ -1,5 +1,5 @@
-// What a save may replace and what its manifest takes over, in a root of one node and in one of several nodes:
-// one suite over both stores.
+// What a save may replace and what its manifest takes over, in a root of one node and in one of several
+// nodes: one suite over both stores.
 #include "storage/commit/commit_rules.h"
 
 #include <gmock/gmock.h>
@@ -180,9 +180,8 @@ class CommitRules : public ::testing::TestWithParam<bool> {
   }
   std::unique_ptr<Root> root_;
 };
-INSTANTIATE_TEST_SUITE_P(, CommitRules, ::testing::Bool(), [](const auto& shared) {
-  return shared.param ? "SeveralNodes" : "OneNode";
-});
+INSTANTIATE_TEST_SUITE_P(, CommitRules, ::testing::Bool(),
+                         [](const auto& shared) { return shared.param ? "SeveralNodes" : "OneNode"; });
 
 TEST_P(CommitRules, SuspectSaveReplacesNoGoodCheckpoint) {
   EXPECT_EQ(Save("last", 1), "COMMITTED");
@@ -217,8 +216,10 @@ TEST_P(CommitRules, SaveIsSuspectIfOneRankSaysSoAndNoPointerNamesIt) {
 }
 
 TEST_P(CommitRules, CheckpointHasWhatAnyRankSaysOfIt) {
-  EXPECT_EQ(Save("s1", 1, {{.pointers = {{"latest", "s1"}}}, {.pointers = {{"best", "s1"}}, .metrics = {{"loss", 2}}}}),
-            "COMMITTED");
+  EXPECT_EQ(
+      Save("s1", 1,
+           {{.pointers = {{"latest", "s1"}}}, {.pointers = {{"best", "s1"}}, .metrics = {{"loss", 2}}}}),
+      "COMMITTED");
   EXPECT_THAT(PointersOf("s1"), ElementsAre(Pair("best", "s1"), Pair("latest", "s1")));
   EXPECT_EQ(root_->At("s1")->metrics().at("loss"), 2);
 }

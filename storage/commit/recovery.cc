@@ -112,7 +112,8 @@ absl::StatusOr<Assessment> Assess(FileSystem& fs, Handle dir, const InflightId& 
 // True for reasons why a complete directory is never published.
 bool IsForGood(const absl::Status& status) {
   const std::string reason = ReasonOf(status);
-  return IsRefusal(status) || reason == "INVALID_ARGUMENT" || reason == "INVALID_TAG" || reason == "METRICS_TOO_LARGE";
+  return IsRefusal(status) || reason == "INVALID_ARGUMENT" || reason == "INVALID_TAG" ||
+         reason == "METRICS_TOO_LARGE";
 }
 
 absl::Status ToTrash(const PublishContext& context, const Inflight& inflight, int64_t sequence) {

@@ -137,7 +137,8 @@ absl::StatusOr<int64_t> PublishShared(const SharedLayout& layout, const SharedIn
   const absl::Status renamed =
       fs.Rename(layout.inflight.get(), save.name, layout.root, save.tag, RenameMode::kReplace);
   const int error = ErrnoOf(renamed);
-  if (error == EEXIST || error == ENOTEMPTY || error == ENOTDIR) return Refused(layout, save, manifest.summary, pinned);
+  if (error == EEXIST || error == ENOTEMPTY || error == ENOTDIR)
+    return Refused(layout, save, manifest.summary, pinned);
   CKPTD_RETURN_IF_ERROR(renamed);
   CKPTD_RETURN_IF_ERROR(SyncParents(layout, layout.root));
   return 0;

@@ -25,8 +25,8 @@ enum class SharedPlace {
   kPublished,  // At its tag.
   kInFlight,
   kInTrash,  // It was given up, and is never published.
-  // It is in none of these places, and younger saves are checkpoints, which come after its end: it was published and
-  // has been removed since, or was given up. The ledger has gone back to a time before that.
+  // It is in none of these places, and younger saves are checkpoints, which come after its end: it was
+  // published and has been removed since, or was given up. The ledger has gone back to a time before that.
   kSuperseded,
   kNowhere,  // Another daemon may be moving it: look again, for longer than names of the file system are
              // stale.
@@ -40,8 +40,9 @@ absl::StatusOr<SharedPlace> FindShared(const SharedLayout& layout, const SharedI
 //
 // 0: it is at its tag, durably. Otherwise the sequence of an earlier checkpoint of ckptd's that has its
 // place, in whole or half removed: remove it (shared_removal.h), and call again. An error of CheckMayReplace
-// (commit_rules.h), as TAG_FOREIGN: what has its place stays; the save is in trash, durably, and no daemon can
-// publish it any more. `pinned`: sequences of checkpoints that are. Other errors, such as those of the file system: not known; look with FindShared.
+// (commit_rules.h), as TAG_FOREIGN: what has its place stays; the save is in trash, durably, and no daemon
+// can publish it any more. `pinned`: sequences of checkpoints that are. Other errors, such as those of the
+// file system: not known; look with FindShared.
 absl::StatusOr<int64_t> PublishShared(const SharedLayout& layout, const SharedInflight& save,
                                       const Manifest& manifest, int64_t term,
                                       const std::set<int64_t>& pinned = {});

@@ -180,12 +180,11 @@ std::set<int64_t> SharedRootStore::Pinned() const {
 }
 
 absl::StatusOr<SharedRootStore::Replaced> SharedRootStore::FindReplaced(
-    const SharedInflight& save, const LedgerFacts& facts,
-    const std::map<std::string, std::string>& digests) {
+    const SharedInflight& save, const LedgerFacts& facts, const std::map<std::string, std::string>& digests) {
   CKPTD_ASSIGN_OR_RETURN(const int64_t sequence, SequenceAt(save.tag));
   if (sequence == 0) return Replaced();
-  // A ledger that was restored from a backup may not know that the save was published, or given up: it replaces
-  // nothing, least of all itself.
+  // A ledger that was restored from a backup may not know that the save was published, or given up: it
+  // replaces nothing, least of all itself.
   CKPTD_ASSIGN_OR_RETURN(const SharedPlace place, FindShared(layout_, save));
   if (place != SharedPlace::kInFlight && place != SharedPlace::kNowhere) return Replaced();
   CKPTD_ASSIGN_OR_RETURN(const Manifest manifest, MakeManifest(save, facts, digests));
@@ -212,8 +211,8 @@ absl::StatusOr<uint64_t> SharedRootStore::InodeOf(const std::string& tag, int64_
   return InodeOfShared(layout_, tag, sequence);
 }
 
-absl::StatusOr<bool> SharedRootStore::Remove(const std::string& tag, int64_t sequence,
-                                             RemovalBudget& budget, uint64_t inode) {
+absl::StatusOr<bool> SharedRootStore::Remove(const std::string& tag, int64_t sequence, RemovalBudget& budget,
+                                             uint64_t inode) {
   return RemoveShared(layout_, tag, sequence, budget, inode);
 }
 

@@ -83,11 +83,12 @@ absl::Status Make(const SharedLayout& layout) {
 // The old directory is renamed, not removed: a crash in between leaves no id, and the next daemon makes one.
 absl::StatusOr<RenewedRunId> RenewSharedRunId(FileSystem* fs, Handle root) {
   const std::string shared = absl::StrCat(std::string(kOurDirectory), "/", std::string(kSharedDirectory));
-  const absl::StatusOr<FileStat> found = fs->Stat(root, absl::StrCat(shared, "/", std::string(kRunDirectory)));
+  const absl::StatusOr<FileStat> found =
+      fs->Stat(root, absl::StrCat(shared, "/", std::string(kRunDirectory)));
   if (IsMissing(found.status())) {
     return MakeError(absl::StatusCode::kFailedPrecondition, "ROOT_UNREADABLE",
-                     absl::StrCat("this is not the root of a run that several nodes share: it has no ", shared, "/",
-                                  std::string(kRunDirectory)));
+                     absl::StrCat("this is not the root of a run that several nodes share: it has no ",
+                                  shared, "/", std::string(kRunDirectory)));
   }
   CKPTD_RETURN_IF_ERROR(found.status());
   CKPTD_ASSIGN_OR_RETURN(const SharedLayout layout, OpenSharedLayout(fs, root));

@@ -16,8 +16,8 @@ namespace ckptd {
 // ROOT_UNREADABLE, if something else has its place.
 absl::StatusOr<std::string> SharedRunId(const SharedLayout& layout);
 
-// Gives the root of a copy another id, so that it is the root of a run of its own. No daemon may have it open.
-// FAILED_PRECONDITION, reason ROOT_UNREADABLE, if it is not the root of a run of several nodes.
+// Gives the root of a copy another id, so that it is the root of a run of its own. No daemon may have it
+// open. FAILED_PRECONDITION, reason ROOT_UNREADABLE, if it is not the root of a run of several nodes.
 struct RenewedRunId {
   std::string before, after;
 };

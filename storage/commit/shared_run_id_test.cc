@@ -40,7 +40,8 @@ TEST(SharedRunIdTest, IsMadeOnceAndDurable) {
 
 TEST(SharedRunIdTest, CopyGetsAnIdOfItsOwn) {
   CrashDisk disk;
-  EXPECT_EQ(ReasonOf(RenewSharedRunId(&disk, disk.root()).status()), "ROOT_UNREADABLE") << "it is no such root";
+  EXPECT_EQ(ReasonOf(RenewSharedRunId(&disk, disk.root()).status()), "ROOT_UNREADABLE")
+      << "it is no such root";
   const std::string id = IdOf(disk);
   const auto renewed = RenewSharedRunId(&disk, disk.root());
   ASSERT_TRUE(renewed.ok()) << renewed.status();

@@ -332,7 +332,8 @@ class NodesRunContract : public ::testing::TestWithParam<EtcdKind> {
   absl::Status Evict(const std::string& tag, int64_t sequence) {
     return Ask<absl::Status>([&](auto done) { Coordinator()->io->Evict(tag, sequence, std::move(done)); });
   }
-  absl::StatusOr<std::shared_ptr<CheckpointReader>> Open(Node& node, const std::string& tag, int64_t sequence) {
+  absl::StatusOr<std::shared_ptr<CheckpointReader>> Open(Node& node, const std::string& tag,
+                                                         int64_t sequence) {
     return Ask<absl::StatusOr<std::shared_ptr<CheckpointReader>>>(
         [&](auto done) { node.io->OpenCheckpoint(tag, sequence, std::move(done)); });
   }
@@ -816,11 +817,12 @@ TEST_P(NodesRunContract, CheckpointIsNotRemovedWhileANodeReadsIt) {
 TEST_P(NodesRunContract, ReadThatEtcdHadNoRoomForKeepsNoCheckpointFromBeingRemoved) {
   SaveAll("step_1");
   SaveAll("step_2");
+  Node& reader = Other();
   etcd_.simulation().SetFull(true);
-  const auto opened = Open(Other(), "step_1", 1);
+  const auto opened = Open(reader, "step_1", 1);
   EXPECT_EQ(ReasonOf(opened.status()), "LEDGER_UNAVAILABLE") << opened.status();
   etcd_.simulation().SetFull(false);
-  PutReader(Other(), 1);
+  PutReader(reader, 1);
   std::optional<absl::Status> evicted;
   Coordinator()->io->Evict("step_1", 1, [&](const absl::Status& status) { evicted = status; });
   RunUntil([&] { return evicted.has_value(); });

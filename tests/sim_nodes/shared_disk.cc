@@ -236,12 +236,13 @@ absl::StatusOr<bool> SharedDisk::Remove(const std::string& node, const std::stri
     std::map<int64_t, std::string> left;
     for (const auto& [other, checkpoint] : names_.tags) left[checkpoint->summary.sequence()] = other;
     oracle_->Removed(tag, sequence, left);
-    // By retention. A node whose names are old may have written the file a moment ago, and damage moves it back.
+    // By retention. A node whose names are old may have written the file a moment ago, and damage moves it
+    // back.
     for (const auto& [name, names] : pointers_) {
       if (inode != 0 && damaged_.empty() && names.first == sequence &&
           schedule_->clock().Now() - names.second > 4 * kStaleness)
-        oracle_->Violated(absl::StrCat("the checkpoint ", tag, ", which the pointer file ", name,
-                                       " names, is removed"));
+        oracle_->Violated(
+            absl::StrCat("the checkpoint ", tag, ", which the pointer file ", name, " names, is removed"));
     }
   }
   const auto half = names_.half_removed.find(tag);

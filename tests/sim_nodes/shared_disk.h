@@ -112,7 +112,8 @@ class SharedDisk {
                                                   const SharedRootIo::Publication& publication);
   absl::StatusOr<bool> Remove(const std::string& node, const std::string& tag, int64_t sequence,
                               uint64_t inode);
-  // Gives each pointer file the content that the newest of these checkpoints says that are not known to be damaged.
+  // Gives each pointer file the content that the newest of these checkpoints says that are not known to be
+  // damaged.
   PointerFiles UpdatePointers(const std::map<std::string, CheckpointPtr>& tags,
                               const std::map<int64_t, storage::v1::Damage>& damage);
   absl::Status Sweep(const std::string& node, int64_t last, const std::set<int64_t>& unfinished);

@@ -340,7 +340,8 @@ void SimSharedFiles::CheckRemovable(const std::string& tag, int64_t sequence,
         if (disk_.Hits(disk_.faults_.open)) return ErrnoError(EIO, "reading the manifest");
         if (!pointers_) UpdatePointers(disk_.View(node_));
         if (pointers_->holders.contains(sequence))
-          return MakeError(absl::StatusCode::kFailedPrecondition, reason::kPointed, "a pointer file names it");
+          return MakeError(absl::StatusCode::kFailedPrecondition, reason::kPointed,
+                           "a pointer file names it");
         const auto found = disk_.names_.tags.find(tag);
         if (found == disk_.names_.tags.end() || found->second->summary.sequence() != sequence)
           return NoCheckpoint(tag);
@@ -350,8 +351,9 @@ void SimSharedFiles::CheckRemovable(const std::string& tag, int64_t sequence,
 
 void SimSharedFiles::Remove(const std::string& tag, int64_t sequence, uint64_t inode,
                             Callback<absl::StatusOr<bool>> done) {
-  Ask<absl::StatusOr<bool>>(disk_.Latency(microseconds(200), milliseconds(10)), std::move(done),
-                            [this, tag, sequence, inode] { return disk_.Remove(node_, tag, sequence, inode); });
+  Ask<absl::StatusOr<bool>>(
+      disk_.Latency(microseconds(200), milliseconds(10)), std::move(done),
+      [this, tag, sequence, inode] { return disk_.Remove(node_, tag, sequence, inode); });
 }
 
 void SimSharedFiles::Sweep(int64_t last, const std::set<int64_t>& unfinished, Callback<absl::Status> done) {

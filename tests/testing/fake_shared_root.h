@@ -241,7 +241,7 @@ class FakeSharedRoot {
     const auto at_tag = tags.find(tag);
     if (at_tag == tags.end() || at_tag->second != sequence) return true;
     if (inode != 0 && inode != InodeOf(sequence)) return true;  // It was put back.
-    if (random_.Percent(30)) return false;  // The budget was spent.
+    if (random_.Percent(30)) return false;                      // The budget was spent.
     tags.erase(at_tag);
     removed.insert(sequence);
     return true;
