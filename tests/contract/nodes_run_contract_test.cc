@@ -319,16 +319,6 @@ class NodesRunContract : public ::testing::TestWithParam<EtcdKind> {
     *put.add_success() = Put(key, value);
     ASSERT_TRUE(etcd_.caller().Txn(put).ok());
   }
-  // A late copy of a request of this node: that it reads, unless it has said anything since.
-  void PutReader(Node& node, int64_t sequence) {
-    const std::string key = keys_.Readers(sequence) + node.name;
-    ledger::v1::NodeReads reads;
-    reads.set_reading(true);
-    etcdserverpb::TxnRequest late;
-    *late.add_compare() = Absent(key);
-    *late.add_success() = Put(key, reads.SerializeAsString(), node.registration->identity().lease);
-    ASSERT_TRUE(etcd_.caller().Txn(late).ok());
-  }
   absl::Status Evict(const std::string& tag, int64_t sequence) {
     return Ask<absl::Status>([&](auto done) { Coordinator()->io->Evict(tag, sequence, std::move(done)); });
   }
@@ -811,22 +801,6 @@ TEST_P(NodesRunContract, CheckpointIsNotRemovedWhileANodeReadsIt) {
   });
   for (const Node& node : all_) EXPECT_THAT(node.removed, ElementsAre(1)) << node.name;
   EXPECT_EQ(ReasonOf(open(reads).status()), "BEING_REMOVED");
-}
-
-// Etcd carries out a late copy of what it had no room for.
-TEST_P(NodesRunContract, ReadThatEtcdHadNoRoomForKeepsNoCheckpointFromBeingRemoved) {
-  SaveAll("step_1");
-  SaveAll("step_2");
-  Node& reader = Other();
-  etcd_.simulation().SetFull(true);
-  const auto opened = Open(reader, "step_1", 1);
-  EXPECT_EQ(ReasonOf(opened.status()), "LEDGER_UNAVAILABLE") << opened.status();
-  etcd_.simulation().SetFull(false);
-  PutReader(reader, 1);
-  std::optional<absl::Status> evicted;
-  Coordinator()->io->Evict("step_1", 1, [&](const absl::Status& status) { evicted = status; });
-  RunUntil([&] { return evicted.has_value(); });
-  EXPECT_TRUE(evicted.has_value() && evicted->ok());
 }
 
 TEST_P(NodesRunContract, NodeThatReadsSaysSoWithItsNextRegistration) {
