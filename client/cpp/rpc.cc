@@ -60,8 +60,7 @@ class Rpc::Impl {
       const std::string& message = status.error_message();
       const size_t last = message.rfind(": ");
       const std::string cause = last == std::string::npos ? message : message.substr(last + 2);
-      const std::string what =
-          absl::StrCat("no answer from ckptd at ", endpoint_.text, ": ", cause);
+      const std::string what = absl::StrCat("no answer from ckptd at ", endpoint_.text, ": ", cause);
       // The socket exists, but this user may not connect to it.
       if (cause == "Permission denied") return MakeError(absl::StatusCode::kPermissionDenied, "EACCES", what);
       return absl::UnavailableError(what);

@@ -976,6 +976,22 @@ TEST_F(EngineTest, SavesAfterACheckpointThatWasMovedInAreNewer) {
   EXPECT_EQ(ios_[1]->calls["Rescan"], 1);
 }
 
+TEST_F(EngineTest, SaveThatBeginsBeforeTheScanIsNewerThanWhatWasMovedIn) {
+  auto sessions = Launch("a", 1);
+  ios_[1]->held.insert("Rescan");
+  ios_[1]->publish_result.root_has_new_checkpoints = true;
+  ios_[1]->publish_result.highest_new_sequence = 100;
+  SaveAll(sessions, "one", 1);
+  ios_[1]->publish_result = {PublishOutcome::kCommitted, absl::OkStatus()};
+  auto begun = Begin(sessions[0], BeginOf(0, "two", 2, 1));
+  RunQueued([&] { return begun.has(); });
+  ASSERT_TRUE(begun.status().ok()) << begun.status();
+  ios_[1]->held.clear();
+  ios_[1]->ReleaseHeld();
+  SaveAll(sessions, "three", 3);
+  EXPECT_EQ(disks_[1]->committed.rbegin()->first, 102);
+}
+
 TEST_F(EngineTest, RetriesFailedScan) {
   auto sessions = Launch("a", 1);
   ios_[1]->publish_result = {PublishOutcome::kIndeterminate, ErrnoError(EIO, "syncing the root")};

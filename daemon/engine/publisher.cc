@@ -235,6 +235,7 @@ void Publisher::OnPublished(int64_t save_id, PublishResult result) {
   Run* run = save->run;
   run->ledger->SetRetention(PolicyAfterCommit(run->ledger->record(), save->retention),
                             NextPolicies(*run, save));
+  run->ledger->RaiseSequence(result.highest_new_sequence);
   const int64_t retained = run->ledger->record().retained_through();
   run->ledger->Committed(save->key.attempt);
   if (const int64_t now = run->ledger->record().retained_through(); now != retained) {

@@ -430,7 +430,8 @@ int Daemon::Serve() {
     attaches_->Expire();
     root_recovery_->RetryDue();
     if (!options_.is_private) continue;
-    // The sessions that are no keepers, such as those of ranks that were only given the endpoint, still need it.
+    // The sessions that are no keepers, such as those of ranks that were only given the endpoint, still need
+    // it.
     if (keepers_left_.exchange(false)) is_left = true;
     if (sessions_.keepers() > 0) is_left = false;
     // A private daemon drains without a deadline, because nobody waits for its end.

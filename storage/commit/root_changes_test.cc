@@ -145,7 +145,9 @@ TEST_F(RootChangesTest, CheckpointThatIsMovedInIsReportedByTheNextCommit) {
   root_.Write("foreign/file", "x");
   EXPECT_FALSE(Publish({"b", 2}).root_has_new_checkpoints);
   MoveIn("from_elsewhere", 100);
-  EXPECT_TRUE(Publish({"c", 3}).root_has_new_checkpoints);
+  const PublishResult third = Publish({"c", 3});
+  EXPECT_TRUE(third.root_has_new_checkpoints);
+  EXPECT_EQ(third.highest_new_sequence, 100);
   ASSERT_TRUE(store_->Rescan().ok());
   EXPECT_EQ(store_->highest_sequence(), 100);
   EXPECT_FALSE(Publish({"d", 101}).root_has_new_checkpoints);

@@ -90,6 +90,7 @@ struct PublishResult {
   // With kCommitted: checkpoints that this store has not published have appeared in the root since its last
   // scan.
   bool root_has_new_checkpoints = false;
+  int64_t highest_new_sequence = 0;  // Of these; 0: none can be read.
   // With kFailed: nothing was changed, because something necessary could not be read, or because the root is
   // read-only until Rescan. Publish may be called again with the same in-flight directory.
   bool retryable = false;

@@ -349,6 +349,7 @@ void LocalLedger::DecideResume(int64_t attempt, const ResumeChoice& newest,
   launch->set_resume_tag(newest.tag);
   launch->set_resume_sequence(newest.sequence);
   launch->set_resume_agreed(false);
+  launch->set_resume_failed(false);
   deciding_[attempt].push_back(std::move(answer));
   // Answered only when it is on disk, so that after a restart the next rank gets the same answer. The ranks
   // that ask meanwhile are answered together with the first one: if the write fails, the next call decides

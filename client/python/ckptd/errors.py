@@ -116,6 +116,7 @@ _BY_REASON: Dict[str, Type[CkptdError]] = {
     "OVER_SHARE": CheckpointFailed,
     "STAGED_LOST": CheckpointFailed,
     "NODE_LOST": CheckpointFailed,
+    "ROOT_CHANGED": CheckpointFailed,
     "RANKS_MISSING": CheckpointFailed,
     "IO_ERROR": CheckpointFailed,
     "CORRUPT_FILE": Corrupt,
