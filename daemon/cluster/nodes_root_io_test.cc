@@ -14,7 +14,8 @@ namespace {
 // What etcd answers to those who want to read, in turn.
 class ReadingNodes : public NodesReading {
  public:
-  void Opened(const std::string&, int64_t) override {}
+  void CheckRoot(const SharedFilesIo::RunOfRoot&, Callback<absl::Status> checked) override { checked(root); }
+  void Opened(const SharedFilesIo::RunOfRoot&) override { ++opened; }
   void ApplyDecided(RootSnapshot*) override {}
   bool IsOld(const RootSnapshot&, Instant) override { return false; }
   Instant Now() const override { return Instant(); }
@@ -35,23 +36,37 @@ class ReadingNodes : public NodesReading {
   void Evict(const std::string&, int64_t, Callback<absl::Status>) override {}
 
   std::deque<absl::Status> answers;
-  int readers = 0;
+  absl::Status root;  // What CheckRoot answers.
+  int readers = 0, opened = 0;
 };
 
 class NodesRootIoTest : public ::testing::Test {
  protected:
   NodesRootIoTest() { io_.Connect(&nodes_); }
 
-  std::string Open() {
-    std::string reason = "no answer";
-    io_.OpenCheckpoint("step_1", 1, [&](const absl::StatusOr<std::shared_ptr<CheckpointReader>>& opened) {
-      reason = opened.ok() ? "OK" : ReasonOf(opened.status());
-    });
+  void RunEvents() {
     while (!events_.empty()) {
       auto event = std::move(events_.front());
       events_.pop_front();
       event();
     }
+  }
+
+  std::string Open() {
+    std::string reason = "no answer";
+    io_.OpenCheckpoint("step_1", 1, [&](const absl::StatusOr<std::shared_ptr<CheckpointReader>>& opened) {
+      reason = opened.ok() ? "OK" : ReasonOf(opened.status());
+    });
+    RunEvents();
+    return reason;
+  }
+
+  std::string OpenRoot() {
+    std::string reason = "no answer";
+    io_.Open([&](const absl::StatusOr<RootSnapshot>& root) {
+      reason = root.ok() ? "OK" : ReasonOf(root.status());
+    });
+    RunEvents();
     return reason;
   }
 
@@ -64,6 +79,15 @@ class NodesRootIoTest : public ::testing::Test {
   ReadingNodes nodes_;
   NodesRootIo io_{std::make_unique<FakeSharedFiles>(&root_, &pause_, after_, "run")};
 };
+
+TEST_F(NodesRootIoTest, CopyOfARootIsRefusedBeforeTheRunTakesItUp) {
+  nodes_.root = MakeError(absl::StatusCode::kFailedPrecondition, "ROOT_COPIED", "a test");
+  EXPECT_EQ(OpenRoot(), "ROOT_COPIED");
+  EXPECT_EQ(nodes_.opened, 0);
+  nodes_.root = absl::OkStatus();
+  EXPECT_EQ(OpenRoot(), "OK");
+  EXPECT_EQ(nodes_.opened, 1);
+}
 
 TEST_F(NodesRootIoTest, CheckpointThatIsMissingIsMissing) {
   nodes_.answers = {absl::OkStatus(), absl::OkStatus()};
