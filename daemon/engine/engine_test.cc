@@ -940,6 +940,19 @@ TEST_F(EngineTest, RescansRootWhenDirectoryCouldNotBeMovedAway) {
   EXPECT_THAT(Tags(), ElementsAre("two"));
 }
 
+TEST_F(EngineTest, CommitTimeoutBoundsTheWaitForRanksThatDoNotBegin) {
+  auto sessions = Launch("a", 2);
+  auto begin = BeginOf(0, "one", 1, 1);
+  begin.mutable_timeout()->set_seconds(30);
+  begin.mutable_commit_timeout()->set_seconds(4);
+  auto begun = Begin(sessions[0], begin);
+  AdvanceClock(std::chrono::seconds(3));
+  EXPECT_FALSE(begun.has());
+  AdvanceClock(std::chrono::seconds(2));
+  RunQueued([&] { return begun.has(); });
+  EXPECT_EQ(begun.reason(), "RANKS_MISSING");
+}
+
 TEST_F(EngineTest, SkipDoesNotWaitForAFileSystemThatHangs) {
   auto sessions = Launch("a", 2);
   ios_[1]->hold_target = true;

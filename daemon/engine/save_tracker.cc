@@ -186,7 +186,8 @@ void SaveTracker::OnTick(Instant now) {
     // commit deadline.
     const bool awaits_room = AwaitsRoom(*save) && !save->shared;
     const bool open = save->phase == SavePhase::kAdmitted && !save->sealed();
-    if (awaits_room && now >= save->admission_deadline) late.push_back(save);
+    // A commit_timeout that is shorter than the timeout of the admission bounds that, too.
+    if (awaits_room && now >= std::min(save->admission_deadline, save->commit_deadline)) late.push_back(save);
     if (open && now >= save->commit_deadline && !save->UnsealedRanks().empty()) late.push_back(save);
   }
   for (Save* save : skipped) {
