@@ -21,6 +21,12 @@ class RetentionTest : public ClassTest {
     outcome.set_tag("s3");
     history_.Record(run, outcome);
   }
+  // A run whose pointer files are known, as after each scan of a root.
+  Run* LoadRun(uid_t uid, const std::vector<int64_t>& sequences = {}) {
+    Run* run = AddRun(uid, sequences);
+    retention_.SetPointers(run, PointerFiles());
+    return run;
+  }
   void KeepLast(const Run* run, int count) {
     RetentionPolicy policy;
     policy.set_last(count);
@@ -59,7 +65,7 @@ class RetentionTest : public ClassTest {
 };
 
 TEST_F(RetentionTest, EvictsAllButTheNewestUndamagedOnes) {
-  Run* run = AddRun(1000, {1, 2, 3, 4});
+  Run* run = LoadRun(1000, {1, 2, 3, 4});
   run->catalog.SetDamage(3, storage::v1::Damage());
   KeepLast(run, 2);
   retention_.Apply(run);
@@ -68,8 +74,20 @@ TEST_F(RetentionTest, EvictsAllButTheNewestUndamagedOnes) {
 }
 
 // A save that takes the place of the newest checkpoint has not ended, and removes it when it can.
-TEST_F(RetentionTest, DoesNotRemoveWhatAnotherNodeRemovesNorCountOnIt) {
+TEST_F(RetentionTest, EvictsNothingBeforeThePointerFilesAreKnown) {
   Run* run = AddRun(1000, {1, 2, 3});
+  KeepLast(run, 1);
+  Record(run);
+  RunCallbacks();
+  EXPECT_THAT(Kept(*run), ElementsAre(1, 2, 3));
+  retention_.SetPointers(run, PointerFiles{.holders = {1}, .warnings = {}});
+  retention_.Apply(run);
+  RunCallbacks();
+  EXPECT_THAT(Kept(*run), ElementsAre(1, 3));
+}
+
+TEST_F(RetentionTest, DoesNotRemoveWhatAnotherNodeRemovesNorCountOnIt) {
+  Run* run = LoadRun(1000, {1, 2, 3});
   run->catalog.Withdraw(3);
   KeepLast(run, 2);
   retention_.Apply(run);
@@ -79,14 +97,14 @@ TEST_F(RetentionTest, DoesNotRemoveWhatAnotherNodeRemovesNorCountOnIt) {
 }
 
 TEST_F(RetentionTest, KeepsEverythingWithoutAPolicy) {
-  Run* run = AddRun(1000, {1, 2, 3});
+  Run* run = LoadRun(1000, {1, 2, 3});
   retention_.Apply(run);
   RunCallbacks();
   EXPECT_THAT(Kept(*run), ElementsAre(1, 2, 3));
 }
 
 TEST_F(RetentionTest, KeepsWhatIsPinnedLeasedPointedToOrBeingDecided) {
-  Run* run = AddRun(1000, {1, 2, 3, 4, 5, 6});
+  Run* run = LoadRun(1000, {1, 2, 3, 4, 5, 6});
   KeepLast(run, 1);
   run->catalog.SetPinned(1, true);
   leased_ = {2};
@@ -105,7 +123,7 @@ TEST_F(RetentionTest, KeepsWhatIsPinnedLeasedPointedToOrBeingDecided) {
 
 TEST_F(RetentionTest, KeepsWhatAnAttemptResumesFromUntilItHasCommittedANewerOne) {
   constexpr int64_t kAttempt = 1;
-  Run* run = AddRun(1000, {1, 2});
+  Run* run = LoadRun(1000, {1, 2});
   KeepLast(run, 1);
   Ledger::JoinSpec spec;
   spec.world_size = 2;
@@ -129,7 +147,7 @@ TEST_F(RetentionTest, KeepsWhatAnAttemptResumesFromUntilItHasCommittedANewerOne)
 }
 
 TEST_F(RetentionTest, WaitsUntilTheHistoryIsOnDisk) {
-  Run* run = AddRun(1000, {1, 2});
+  Run* run = LoadRun(1000, {1, 2});
   KeepLast(run, 1);
   ios_[run]->errors["SaveRunRecord"] = absl::InternalError("broken");
   Record(run);
@@ -148,7 +166,7 @@ TEST_F(RetentionTest, WaitsUntilTheHistoryIsOnDisk) {
 }
 
 TEST_F(RetentionTest, DoesNotWaitForAHistoryThatLacksTheRoomItWouldFree) {
-  Run* run = AddRun(1000, {1, 2});
+  Run* run = LoadRun(1000, {1, 2});
   KeepLast(run, 1);
   ios_[run]->errors["SaveRunRecord"] =
       MakeError(absl::StatusCode::kResourceExhausted, "NO_SPACE", "the disk is full");
@@ -158,7 +176,7 @@ TEST_F(RetentionTest, DoesNotWaitForAHistoryThatLacksTheRoomItWouldFree) {
 }
 
 TEST_F(RetentionTest, AsksForAScanAfterAnEvictionThatFailed) {
-  Run* run = AddRun(1000, {1, 2});
+  Run* run = LoadRun(1000, {1, 2});
   KeepLast(run, 1);
   ios_[run]->errors["Evict"] = absl::InternalError("broken");
   retention_.Apply(run);
@@ -170,7 +188,7 @@ TEST_F(RetentionTest, AsksForAScanAfterAnEvictionThatFailed) {
 }
 
 TEST_F(RetentionTest, PredictsWhatTheNextCommitPushesOut) {
-  Run* run = AddRun(1000, {1, 2, 3});
+  Run* run = LoadRun(1000, {1, 2, 3});
   KeepLast(run, 3);
   EXPECT_THAT(retention_.PredictedVictims(*run), ElementsAre(1));
   retention_.SetPointers(run, PointerFiles{.holders = {1, 3}, .warnings = {}});
@@ -180,7 +198,7 @@ TEST_F(RetentionTest, PredictsWhatTheNextCommitPushesOut) {
 }
 
 TEST_F(RetentionTest, KeepsWhatAnyOfThePoliciesInForceKeeps) {
-  Run* run = AddRun(1000, {1, 2, 3, 4});
+  Run* run = LoadRun(1000, {1, 2, 3, 4});
   RetentionPolicy one, two;
   one.set_last(1);
   two.set_last(2);
@@ -192,7 +210,7 @@ TEST_F(RetentionTest, KeepsWhatAnyOfThePoliciesInForceKeeps) {
 }
 
 TEST_F(RetentionTest, ExplainsEachCheckpointOldestFirst) {
-  Run* run = AddRun(1000, {1, 2, 3, 4, 5});
+  Run* run = LoadRun(1000, {1, 2, 3, 4, 5});
   run->catalog.SetPinned(1, true);
   leased_ = {2};
   retention_.SetPointers(run, PointerFiles{.holders = {3}, .warnings = {}});
@@ -222,14 +240,14 @@ class DeletionTest : public RetentionTest {
 };
 
 TEST_F(DeletionTest, RemovesAnOldCheckpointAndNoOther) {
-  Run* run = AddRun(1000, {1, 2, 3});
+  Run* run = LoadRun(1000, {1, 2, 3});
   EXPECT_EQ(Delete(run, 2), "");
   EXPECT_THAT(Kept(*run), ElementsAre(1, 3));
   EXPECT_EQ(Delete(run, 2), "NO_CHECKPOINT");
 }
 
 TEST_F(DeletionTest, NeverRemovesTheNewestUndamagedOne) {
-  Run* run = AddRun(1000, {1, 2, 3});
+  Run* run = LoadRun(1000, {1, 2, 3});
   run->catalog.SetDamage(3, storage::v1::Damage());
   EXPECT_EQ(Delete(run, 2, /*force=*/true), "CHECKPOINT_KEPT");
   EXPECT_EQ(Delete(run, 3), "") << "a damaged one may go";
@@ -237,7 +255,7 @@ TEST_F(DeletionTest, NeverRemovesTheNewestUndamagedOne) {
 }
 
 TEST_F(DeletionTest, RemovesPinnedAndPointedOnesOnlyByForce) {
-  Run* run = AddRun(1000, {1, 2, 3});
+  Run* run = LoadRun(1000, {1, 2, 3});
   run->catalog.SetPinned(1, true);
   retention_.SetPointers(run, PointerFiles{.holders = {2}, .warnings = {}});
   EXPECT_EQ(Delete(run, 1), "CHECKPOINT_KEPT");
@@ -249,7 +267,7 @@ TEST_F(DeletionTest, RemovesPinnedAndPointedOnesOnlyByForce) {
 }
 
 TEST_F(DeletionTest, KeepsACheckpointWhosePointerCannotBeMoved) {
-  Run* run = AddRun(1000, {1, 2});
+  Run* run = LoadRun(1000, {1, 2});
   retention_.SetPointers(run, PointerFiles{.holders = {1}, .warnings = {}});
   ios_[run]->errors["ReleasePointers"] = MakeError(absl::StatusCode::kUnavailable, "IO_ERROR", "broken");
   EXPECT_EQ(Delete(run, 1, /*force=*/true), "IO_ERROR");
@@ -259,7 +277,7 @@ TEST_F(DeletionTest, KeepsACheckpointWhosePointerCannotBeMoved) {
 }
 
 TEST_F(DeletionTest, KeepsACheckpointThatCannotBeUnpinned) {
-  Run* run = AddRun(1000, {1, 2});
+  Run* run = LoadRun(1000, {1, 2});
   run->catalog.SetPinned(1, true);
   ios_[run]->errors["SetPinned"] = MakeError(absl::StatusCode::kUnavailable, "IO_ERROR", "broken");
   EXPECT_EQ(Delete(run, 1, /*force=*/true), "IO_ERROR");
@@ -269,7 +287,7 @@ TEST_F(DeletionTest, KeepsACheckpointThatCannotBeUnpinned) {
 }
 
 TEST_F(DeletionTest, NeverRemovesWhatIsReadOrResumedFrom) {
-  Run* run = AddRun(1000, {1, 2, 3});
+  Run* run = LoadRun(1000, {1, 2, 3});
   leased_ = {1};
   retention_.BeginResumeDecision(run, 2);
   EXPECT_EQ(Delete(run, 1, /*force=*/true), "CHECKPOINT_KEPT");
@@ -278,7 +296,7 @@ TEST_F(DeletionTest, NeverRemovesWhatIsReadOrResumedFrom) {
 }
 
 TEST_F(DeletionTest, WaitsForTheHistoryThatIsBeingWritten) {
-  Run* run = AddRun(1000, {1, 2});
+  Run* run = LoadRun(1000, {1, 2});
   Record(run);
   EXPECT_FALSE(history_.IsOnDisk(*run));
   EXPECT_EQ(Delete(run, 1), "");
@@ -287,7 +305,7 @@ TEST_F(DeletionTest, WaitsForTheHistoryThatIsBeingWritten) {
 }
 
 TEST_F(DeletionTest, IsRefusedWhenTheHistoryThatItWaitsForCannotBeWritten) {
-  Run* run = AddRun(1000, {1, 2});
+  Run* run = LoadRun(1000, {1, 2});
   ios_[run]->errors["SaveRunRecord"] = absl::InternalError("broken");
   Record(run);
   EXPECT_EQ(Delete(run, 1), "CHECKPOINT_KEPT");
@@ -295,7 +313,7 @@ TEST_F(DeletionTest, IsRefusedWhenTheHistoryThatItWaitsForCannotBeWritten) {
 }
 
 TEST_F(DeletionTest, IsRefusedWhileTheHistoryCannotBeWritten) {
-  Run* run = AddRun(1000, {1, 2});
+  Run* run = LoadRun(1000, {1, 2});
   ios_[run]->errors["SaveRunRecord"] = absl::InternalError("broken");
   Record(run);
   RunCallbacks();
@@ -303,7 +321,7 @@ TEST_F(DeletionTest, IsRefusedWhileTheHistoryCannotBeWritten) {
 }
 
 TEST_F(DeletionTest, ReportsAnEvictionThatFailed) {
-  Run* run = AddRun(1000, {1, 2});
+  Run* run = LoadRun(1000, {1, 2});
   ios_[run]->errors["Evict"] = MakeError(absl::StatusCode::kUnavailable, "IO_ERROR", "broken");
   EXPECT_EQ(Delete(run, 1), "IO_ERROR");
   EXPECT_EQ(scans_, 1);
@@ -312,7 +330,7 @@ TEST_F(DeletionTest, ReportsAnEvictionThatFailed) {
 class OverrideTest : public RetentionTest {};
 
 TEST_F(OverrideTest, IsTheNextPolicyOnceItIsOnDiskAndEvictsNothingBefore) {
-  Run* run = AddRun(1000, {1, 2, 3});
+  Run* run = LoadRun(1000, {1, 2, 3});
   KeepLast(run, 3);
   RetentionPolicy strict;
   strict.set_last(1);
@@ -328,7 +346,7 @@ TEST_F(OverrideTest, IsTheNextPolicyOnceItIsOnDiskAndEvictsNothingBefore) {
 }
 
 TEST_F(OverrideTest, IsUndoneWhenItCannotBeWritten) {
-  Run* run = AddRun(1000, {1});
+  Run* run = LoadRun(1000, {1});
   ios_[run]->errors["SaveRunRecord"] = absl::InternalError("broken");
   RetentionPolicy strict;
   strict.set_last(1);
@@ -340,7 +358,7 @@ TEST_F(OverrideTest, IsUndoneWhenItCannotBeWritten) {
 }
 
 TEST_F(RetentionTest, TrashIsEmptiedAgainAfterAFailureAndForLateReaders) {
-  Run* run = AddRun(1000);
+  Run* run = LoadRun(1000);
   ios_[run]->errors["EmptyTrash"] = absl::InternalError("broken");
   trash_.SetBytes(run, 100);
   trash_.Empty(run);
