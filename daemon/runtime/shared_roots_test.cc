@@ -84,7 +84,8 @@ class SharedRootsTest : public ::testing::Test {
         [&node](const absl::Status& why) { node.asked_anew.push_back(ReasonOf(why)); });
   }
   void Kill(Node& node) {
-    node.access = {};
+    node.access.shared = nullptr;  // It uses the other one, so it goes first.
+    node.access.io = nullptr;
     node.roots = nullptr;
     if (node.registration != nullptr) nodes_.Kill(node.registration);
   }
@@ -232,7 +233,8 @@ TEST_F(SharedRootsTest, RunThatIsClosedHearsNoRegistration) {
   Start(one_);
   Open(one_);
   ASSERT_FALSE(one_.followers.at(0).expired());
-  one_.access = {};
+  one_.access.shared = nullptr;
+  one_.access.io = nullptr;
   EXPECT_TRUE(one_.followers.at(0).expired());
   Tell(one_, true);
   Open(one_);
