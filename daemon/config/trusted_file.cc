@@ -18,10 +18,11 @@ namespace {
 
 constexpr size_t kMaxFileBytes = size_t{1} << 20;
 
-absl::Status CheckAccess(const std::string& path, const struct stat& found, FileAccess access) {
+absl::Status CheckAccess(const std::string& path, const struct stat& found, FileAccess access,
+                         const std::set<uid_t>& owners) {
   if (!S_ISREG(found.st_mode))
     return InvalidArgument(absl::StrCat("cannot read ", path, ": it is not a regular file"));
-  if (found.st_uid != 0 && found.st_uid != ::geteuid()) {
+  if (!owners.contains(found.st_uid)) {
     return InvalidArgument(absl::StrFormat("%s belongs to uid %d, who can change it; run `chown %d %s`", path,
                                            found.st_uid, ::geteuid(), path));
   }
@@ -41,12 +42,13 @@ absl::Status CheckAccess(const std::string& path, const struct stat& found, File
 
 }  // namespace
 
-absl::StatusOr<std::string> ReadTrustedFile(const std::string& path, FileAccess access) {
+absl::StatusOr<std::string> ReadTrustedFile(const std::string& path, FileAccess access,
+                                            const std::set<uid_t>& owners) {
   const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
   if (!file) return ErrnoError(errno, absl::StrCat("cannot read ", path));
   struct stat found = {};
   if (::fstat(file.get(), &found) != 0) return ErrnoError(errno, absl::StrCat("cannot read ", path));
-  CKPTD_RETURN_IF_ERROR(CheckAccess(path, found, access));
+  CKPTD_RETURN_IF_ERROR(CheckAccess(path, found, access, owners));
   std::string text(kMaxFileBytes + 1, '\0');
   size_t size = 0;
   while (size < text.size()) {

@@ -2,6 +2,10 @@
 #ifndef CKPTD_DAEMON_CONFIG_TRUSTED_FILE_H_
 #define CKPTD_DAEMON_CONFIG_TRUSTED_FILE_H_
 
+#include <sys/types.h>
+#include <unistd.h>
+
+#include <set>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -16,7 +20,9 @@ enum class FileAccess {
 // Returns the content of a regular file of at most 1 MiB. INVALID_ARGUMENT, with the command that repairs it,
 // if another user than root or the daemon's own owns the file or may write it, or may read a secret. Never
 // blocks on a FIFO. Other errors are those of ErrnoError. Every message begins with the path or names it.
-absl::StatusOr<std::string> ReadTrustedFile(const std::string& path, FileAccess access);
+// `owners`: whose files are trusted.
+absl::StatusOr<std::string> ReadTrustedFile(const std::string& path, FileAccess access,
+                                            const std::set<uid_t>& owners = {0, ::geteuid()});
 
 }  // namespace ckptd
 #endif  // CKPTD_DAEMON_CONFIG_TRUSTED_FILE_H_
