@@ -254,5 +254,14 @@ TEST_P(CommitRules, WhatAnotherProgramHasAtTheTagIsNotReplaced) {
   EXPECT_EQ(SequenceAt("last"), 0);
 }
 
+TEST(InheritPointersTest, ResaveKeepsItsOwnContentOfAPointer) {
+  storage::v1::ManifestSummary save;
+  save.set_tag("step_2");
+  (*save.mutable_pointers())["latest"] = "step_2/";
+  InheritPointers({{"latest", "step_2"}, {"best", "step_2"}}, save);
+  EXPECT_EQ(save.pointers().at("latest"), "step_2/");
+  EXPECT_EQ(save.pointers().at("best"), "step_2");
+}
+
 }  // namespace
 }  // namespace ckptd
