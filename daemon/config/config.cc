@@ -236,6 +236,7 @@ void CheckPool(const config::v1::PoolConfig& pool, int64_t memory_bytes, Checker
   check.Range("pool.populate_ahead_bytes", pool.populate_ahead_bytes(), 0,
               std::max<int64_t>(pool.bytes(), 0));
   check.Range("pool.resident_bytes", pool.resident_bytes(), 0, std::max<int64_t>(pool.bytes(), 0));
+  check.Range("pool.idle_seconds", pool.idle_seconds(), 0, 31'536'000);
 }
 
 void CheckLimits(const config::v1::LimitsConfig& limits, Checker& check) {

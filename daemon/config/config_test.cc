@@ -138,6 +138,8 @@ INSTANTIATE_TEST_SUITE_P(
         BadValue{"pool { bytes: 16777216 segment_bytes: 8388608 }", "pool.segment_bytes"},
         BadValue{"pool { populate_ahead_bytes: -1 }", "pool.populate_ahead_bytes"},
         BadValue{"pool { resident_bytes: -1 }", "pool.resident_bytes"},
+        BadValue{"pool { idle_seconds: -1 }", "pool.idle_seconds"},
+        BadValue{"pool { idle_seconds: 31536001 }", "pool.idle_seconds"},
         BadValue{"pool { huge_pages: 9 }", "pool.huge_pages"}, BadValue{"io { backend: 9 }", "io.backend"},
         BadValue{"io { chunk_bytes: 65537 }", "io.chunk_bytes"}, BadValue{"io { depth: 129 }", "io.depth"},
         BadValue{"io { checksum_threads: -1 }", "io.checksum_threads"},

@@ -52,6 +52,7 @@ void Engine::Impl::Tick() {
   queue_.OnTick(now);
   recovery_.OnTick(now);
   runs_.CloseIdleRuns(now);
+  FreeIdleMemory(now);
   std::vector<WatchHub::Progress> in_flight;
   for (const auto& [id, save] : saves_.all()) {
     in_flight.push_back({save->run, [this, save = save] {
@@ -382,6 +383,14 @@ int64_t Engine::AdoptCheckpoints(const Caller& caller, const v1::AdoptCheckpoint
   return 0;
 }
 void Engine::StopAdoption(int64_t id) { impl_->adoptions_.Stop(id); }
+
+void Engine::Impl::FreeIdleMemory(Instant now) {
+  const uint64_t uses = pool_->uses();
+  if (std::exchange(pool_uses_, uses) != uses || pool_->usage().used_bytes > 0) pool_idle_since_ = now;
+  if (options_.idle_pool <= Duration::zero() || now - pool_idle_since_ < options_.idle_pool) return;
+  pool_idle_since_ = now;
+  pool_->FreeUnused();
+}
 
 void Engine::Drain(absl::AnyInvocable<void()> done) {
   impl_->draining_ = true;

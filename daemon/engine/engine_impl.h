@@ -158,6 +158,7 @@ class Engine::Impl {
   // What a commit pushes out is on its way. False for what could not be removed and is tried again.
   bool IsRetaining(const Run& run) const;
   void UpdateDegraded(Run* run, Instant now);
+  void FreeIdleMemory(Instant now);
   // The classes of the engine drop what they keep for the run, which is about to be closed.
   void ForgetRun(Run* run);
 
@@ -201,6 +202,8 @@ class Engine::Impl {
   AdoptionJobs adoptions_;
   ResumeBarrier resumes_;
 
+  uint64_t pool_uses_ = 0;     // SegmentPool::uses() at the last tick.
+  Instant pool_idle_since_{};  // When memory was last asked for, in use, or given back.
   bool draining_ = false;
   std::vector<absl::AnyInvocable<void()>> drained_;
 };

@@ -80,6 +80,36 @@ TEST_F(ResidentsTest, RestartedJobReadsResidentCopyOfEndedJob) {
   EXPECT_EQ(Checks(), 2) << "and never again";
 }
 
+TEST_F(ResidentsTest, MemoryGoesBackToTheMachineWhenNothingAsksForAny) {
+  engine_options_.idle_pool = std::chrono::minutes(10);
+  Start(16);
+  const auto sessions = Launch("a", 2);
+  const auto save = [&](const std::string& tag, int step) {
+    SaveAll(sessions, tag, step);
+    RunQueued([&] { return Tags().front() == tag; });
+    engine_->Tick();
+  };
+  const auto lent = [&] { return pool_->usage().lent_bytes / kSegment; };
+  save("one", 1);
+  AdvanceClock(std::chrono::minutes(9));
+  save("two", 2);
+  AdvanceClock(std::chrono::minutes(9));
+  EXPECT_EQ(lent(), 2) << "the save of 9 minutes ago counts";
+  EXPECT_TRUE(Resident("two"));
+  const SessionId reader = Trainer("reader");
+  const auto opened = Open(reader, "two");
+  ASSERT_TRUE(Locate(reader, opened.get().lease()).status().ok());
+  AdvanceClock(std::chrono::minutes(11));
+  EXPECT_TRUE(Resident("two")) << "it is being read";
+  End({reader});
+  engine_->Tick();
+  AdvanceClock(std::chrono::minutes(11));
+  EXPECT_EQ(lent(), 0);
+  EXPECT_FALSE(Resident("two"));
+  save("three", 3);
+  EXPECT_TRUE(Resident("three"));
+}
+
 TEST_F(ResidentsTest, ReadOfOneFileChecksOnlyItsRank) {
   const auto sessions = Launch("a", 2);
   SaveAll(sessions, "one", 1);

@@ -97,6 +97,7 @@ absl::StatusOr<ReservationId> SegmentPool::Impl::Reserve(const std::vector<Segme
   for (const SegmentDemand& demand : demands) wanted += demand.count;
   CKPTD_RETURN_IF_ERROR(CheckRoom(wanted, 0, spares_lent));
   const ReservationId id = ++last_reservation_;
+  ++uses_;
   ClaimAll(demands, spares_lent, reservations_[id]);
   Pump();
   return id;
@@ -158,6 +159,19 @@ void SegmentPool::Impl::Free(SegmentId id) {
   lent_ -= found->second.weight;
   populator_->Free(id, std::move(found->second.memory));
   segments_.erase(found);
+}
+
+void SegmentPool::Impl::FreeUnused() {
+  std::vector<ReservationId> copies;
+  for (const auto& [id, reservation] : reservations_) {
+    if (reservation.settled) copies.push_back(id);
+  }
+  for (ReservationId copy : copies) DropCopy(copy);
+  for (auto& [id, session] : sessions_) {
+    while (session.unclaimed() > 0) Reclaim(id, *session.idle.rbegin());
+  }
+  Pump();
+  NotifyRoom();
 }
 
 void SegmentPool::Impl::Revoke(SegmentId id) {

@@ -67,6 +67,7 @@ bool SegmentPool::Impl::Hold(ReservationId id, SessionId reader) {
     reservation.settled = false;
   }
   ++reservation.holds;
+  ++uses_;
   if (reader == 0) return true;
   for (SegmentId segment_id : reservation.drawn)
     lent_segments_.AddReader(segment_id, reader, segments_.at(segment_id).memory);

@@ -228,6 +228,8 @@ void SegmentPool::SessionEnded(SessionId session) { impl_->SessionEnded(session)
 std::vector<SegmentId> SegmentPool::TakeRetired(SessionId session) { return impl_->TakeRetired(session); }
 PoolUsage SegmentPool::usage() const { return impl_->usage(); }
 std::map<SessionId, int64_t> SegmentPool::LentBytes() const { return impl_->LentBytes(); }
+void SegmentPool::FreeUnused() { impl_->FreeUnused(); }
+uint64_t SegmentPool::uses() const { return impl_->uses(); }
 int SegmentPool::Count(ReservationId reservation) const { return impl_->Count(reservation); }
 SegmentDirectory& SegmentPool::directory() { return impl_->directory(); }
 

@@ -183,6 +183,11 @@ class SegmentPool {
   void Retire(ReservationId copy, absl::AnyInvocable<void(bool)> done);
   // Destroys the session's idle segments that hold no copy now, and the others when they are released.
   void SessionEnded(SessionId session);
+  // Frees all memory that no save and no reader uses: idle segments of sessions that live, and copies. Their
+  // next save populates new ones, and restores read the disk. What is populated ahead stays.
+  void FreeUnused();
+  // Grows with each reservation and each hold: while it stays the same, nothing has asked for memory.
+  uint64_t uses() const;
   // How many segments a reservation or a copy has, drawn and still to draw. 0: it is gone.
   int Count(ReservationId reservation) const;
   // Ids of this session's segments that were reclaimed or revoked since the last call: the client should

@@ -98,6 +98,8 @@ class SegmentPool::Impl : public std::enable_shared_from_this<Impl> {
   }
   void SessionEnded(SessionId session);
   std::vector<SegmentId> TakeRetired(SessionId session);
+  void FreeUnused();
+  uint64_t uses() const { return uses_; }
   int Count(ReservationId id) const;
   PoolUsage usage() const;
   std::map<SessionId, int64_t> LentBytes() const;
@@ -204,6 +206,7 @@ class SegmentPool::Impl : public std::enable_shared_from_this<Impl> {
   SegmentId last_segment_ = 0;
   ReservationId last_reservation_ = 0;
   uint64_t releases_ = 0;
+  uint64_t uses_ = 0;  // Calls of Reserve and Hold that succeeded.
   int lent_ = 0;
   int drawn_ = 0;
   int resident_ = 0;  // Included in `lent_`.

@@ -321,6 +321,44 @@ TEST_F(SegmentPoolTest, CallsOnRoomAfterReleaseShrinkAndSessionEnd) {
   EXPECT_EQ(pool_->usage().lent_bytes, 0);
 }
 
+// A trainer that saves no more does not keep its memory from the machine: neither what it could save into,
+// nor the copies. What is reserved, drawn or held stays.
+TEST_F(SegmentPoolTest, FreesWhatNoSaveAndNoReaderUses) {
+  resident_ = 16;
+  Make(16, 0);
+  const ReservationId ended = Reserve({{1, 2}});  // A copy whose session has ended.
+  Draw(ended, 1, 1, 2);
+  pool_->Settle(ended);
+  pool_->SessionEnded(1);
+  const ReservationId copy = Reserve({{2, 2}});  // A copy whose session lives, and two idle segments.
+  Draw(copy, 2, 2, 2);
+  const ReservationId idle = Reserve({{2, 2}});
+  const std::vector<SegmentId> idle_ids = Ids(Draw(idle, 2, 2, 2));
+  pool_->Settle(copy);
+  pool_->Release(idle);
+  const ReservationId held = Reserve({{3, 2}});  // A copy that a reader holds.
+  Draw(held, 3, 3, 2);
+  pool_->Settle(held);
+  ASSERT_TRUE(pool_->Hold(held, 9));
+  const ReservationId next = Reserve({{2, 1}});  // The next save, which has claimed an idle segment.
+  const ReservationId drawn = Reserve({{4, 1}});
+  Draw(drawn, 4, 4, 1);
+  const UniqueFd map = Fetch(2, idle_ids[1]);
+  EXPECT_GT(BytesHeld(map.get()), 0);
+
+  pool_->FreeUnused();
+  EXPECT_FALSE(pool_->HasCopy(ended));
+  EXPECT_FALSE(pool_->HasCopy(copy));
+  EXPECT_TRUE(pool_->HasCopy(held));
+  EXPECT_EQ(pool_->usage().resident_bytes, 0);
+  EXPECT_EQ(pool_->usage().lent_bytes, 0);
+  EXPECT_EQ(pool_->usage().used_bytes, 4 * kSegment);
+  EXPECT_THAT(pool_->TakeRetired(2), testing::SizeIs(3));
+  EXPECT_THAT(Draw(next, 2, 2, 1), testing::SizeIs(1));
+  EXPECT_THAT(Draw(Reserve({{2, 12}}), 2, 2, 12), testing::SizeIs(12)) << "all of the rest can be used again";
+  EXPECT_EQ(BytesHeld(map.get()), 0);
+}
+
 TEST_F(SegmentPoolTest, CancelsAWaitingDrawOnRelease) {
   Make(4, 0);
   const ReservationId id = Reserve({{1, 4}});

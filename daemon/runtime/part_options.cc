@@ -117,6 +117,7 @@ EngineOptions EngineOptionsOf(const config::v1::DaemonConfig& config, const std:
   options.max_pool_percent_per_user = limits.max_pool_percent_per_user();
   options.max_reader_pool_percent_per_user = limits.max_reader_pool_percent_per_user();
   options.over_share_grace = std::chrono::seconds(limits.over_share_grace_seconds());
+  options.idle_pool = std::chrono::seconds(config.pool().idle_seconds());
   options.idle_root = std::chrono::seconds(limits.idle_root_seconds());
   options.trash_grace = std::chrono::seconds(limits.trash_grace_seconds());
   options.roots_per_uid = limits.roots_per_uid();

@@ -150,6 +150,23 @@ def test_adapters_share_one_private_daemon_that_takes_memory_when_a_save_needs_i
     until(lambda: not alive(int(pid)), "the daemon's end")
 
 
+def test_private_daemon_gives_memory_back_that_nothing_has_used_for_a_while(folder: str, root: str) -> None:
+    with ckptd.LocalDaemon(folder + "/p", pool_bytes=64 << 20, populate_bytes=0, memory_idle_timeout=1) as daemon:
+        with ckptd.connect(daemon.endpoint) as client:
+
+            def held() -> int:
+                pool = client.status().pool
+                return int(pool.ready_bytes + pool.lent_bytes + pool.used_bytes + pool.resident_bytes)
+
+            run = client.run(root, rank=0, world_size=1)
+            for tag in ("one", "two"):  # The second save takes its memory anew.
+                run.save(tag, files={"a.bin": tag.encode() * 1_000_000}).wait("committed", 60)
+                until(lambda: held() == 0, "the memory going back")
+            assert run.latest().tag == "two"
+            with run.open("two") as checkpoint:
+                assert bytes(checkpoint.read("a.bin")) == b"two" * 1_000_000
+
+
 def test_private_daemon_that_is_killed_is_started_again_under_an_adapter(folder: str, root: str) -> None:
     run_program(
         f"""

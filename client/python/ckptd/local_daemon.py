@@ -92,6 +92,9 @@ class LocalDaemon:
         pool_bytes (int or str): memory for saves in flight, such as ``"8GiB"``; at least 8 MiB. Default: 1 GiB
         populate_bytes (int or str, optional): how much of that the daemon takes from the system before a save needs
             it. What it does not take at its start makes the first saves slower. Default: all of it
+        memory_idle_timeout (int): seconds without a save or a restore, after which the daemon gives the memory that it
+            took for saves back to the system; 0: never. The next save takes it again, and a restore reads the disk, so
+            let it be longer than the time between two saves. Default: 3600
         idle_timeout (float): seconds, see above. Default: 300
         io_backend (str): ``"auto"``, ``"io_uring"`` or ``"threads"``. Default: ``"auto"``
         log_level (str): of the daemon's log. Default: ``"info"``
@@ -113,6 +116,7 @@ class LocalDaemon:
         log_level: str = "info",
         trash_grace: int = 0,
         populate_bytes: "Optional[Union[int, str]]" = None,
+        memory_idle_timeout: int = 3600,
     ) -> None:
         pool_bytes = _bytes_of(pool_bytes)
         if pool_bytes < 8 << 20:
@@ -126,9 +130,12 @@ class LocalDaemon:
             raise ValueError(f'io_backend is "{io_backend}"; it must be "auto", "io_uring" or "threads"')
         if not 0 <= trash_grace <= 31536000:
             raise ValueError(f"trash_grace is {trash_grace}; it must be 0 to 31536000 seconds (a year)")
+        if not 0 <= memory_idle_timeout <= 31536000:
+            raise ValueError(f"memory_idle_timeout is {memory_idle_timeout}; it must be 0 to 31536000 seconds (a year)")
         self.folder = directory_path(folder, "folder")
         self.pool_bytes = pool_bytes
         self.populate_bytes = populate_bytes
+        self.memory_idle_timeout = memory_idle_timeout
         self.idle_timeout = idle_timeout
         self.io_backend = io_backend
         self.log_level = log_level
@@ -282,7 +289,7 @@ class LocalDaemon:
             f"socket_path: {_quoted(self.socket_path)}\n"
             'socket_mode: "0600"\n'
             f"state_directory: {_quoted(os.path.join(self.folder, 'state'))}\n"
-            f"pool {{ bytes: {self.pool_bytes}{ahead} }}\n"
+            f"pool {{ bytes: {self.pool_bytes}{ahead} idle_seconds: {int(self.memory_idle_timeout)} }}\n"
             f"io {{ backend: {_BACKENDS[self.io_backend]} }}\n"
             "metrics { port: -1 }\n"
             f"limits {{ trash_grace_seconds: {int(self.trash_grace)} }}\n"
