@@ -73,6 +73,26 @@ def test_launch_that_spans_nodes_is_reported() -> None:
     assert ask({**_TWO_NODES, "CKPTD_LAUNCH_ID": "a"})[2] == 4
 
 
+@pytest.mark.parametrize("variable", ["OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"])
+def test_mpirun_says_how_many_ranks_are_on_this_node(variable: str) -> None:
+    eight = {"RANK": "3", "WORLD_SIZE": "8", "CKPTD_LAUNCH_ID": "a"}
+    assert ask({**eight, variable: "4"})[2] == 4
+    assert ask({**eight, variable: "8"})[2] == 0
+    assert ask({**eight, variable: "4", "LOCAL_WORLD_SIZE": "2"})[2] == 2
+    assert ask({**eight, variable: "4"}, rank=0, world_size=1)[2] == 0
+
+
+def test_srun_on_several_nodes_that_does_not_say_how_many_ranks_are_on_this_one_is_refused_at_once() -> None:
+    step = {"RANK": "3", "WORLD_SIZE": "8", "SLURM_STEP_NUM_TASKS": "8", "SLURM_STEP_ID": "0", "SLURM_JOB_ID": "7"}
+    kind, reason, text = ask({**step, "SLURM_STEP_NUM_NODES": "2"})
+    assert (kind, reason) == ("Refused", "INVALID_ARGUMENT")
+    assert "8 ranks on 2 nodes" in text and "set LOCAL_WORLD_SIZE" in text
+    assert ask({**step, "SLURM_STEP_NUM_NODES": "2", "LOCAL_WORLD_SIZE": "4"})[2] == 4
+    assert ask({**step, "SLURM_STEP_NUM_NODES": "1"})[2] == 0
+    # A run of this process alone.
+    assert ask({**step, "SLURM_STEP_NUM_NODES": "2"}, rank=0, world_size=1)[2] == 0
+
+
 @pytest.mark.parametrize(
     "environment",
     [

@@ -15,6 +15,9 @@ from ckptd import errors
 # the rank, we refuse: a default of rank 0 would let several processes save as rank 0.
 _SIZE_HINTS = ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "MPI_LOCALNRANKS")
 
+# How many processes of the launch are on this node: torchrun, Open MPI, MVAPICH, and what is built on MPICH.
+_LOCAL_SIZES = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
+
 
 class Launch(NamedTuple):
     """This process in one launch of the job."""
@@ -92,8 +95,22 @@ def _number_in(name: str) -> Optional[int]:
 
 
 def _local_world_size(world_size: int) -> int:
-    local = _number_in("LOCAL_WORLD_SIZE")
-    return local if local is not None and 0 < local < world_size else 0
+    """Returns how many of the ranks are on this node; 0: all of them, as far as is known.
+
+    Raises:
+        errors.Refused: the launcher says that the ranks are on several nodes, and not how many are on this one.
+    """
+    for name in _LOCAL_SIZES:
+        local = _number_in(name)
+        if local is not None:
+            return local if 0 < local < world_size else 0
+    nodes = _number_in("SLURM_STEP_NUM_NODES") or 1
+    if nodes > 1 and _number_in("SLURM_STEP_NUM_TASKS") == world_size:
+        raise errors.invalid(
+            f"srun has started these {world_size} ranks on {nodes} nodes ($SLURM_STEP_NUM_NODES), and nothing says how many of "
+            "them are on this one; set LOCAL_WORLD_SIZE to that number on every node"
+        )
+    return 0
 
 
 def _launch_id(group: Any, world_size: int) -> str:
