@@ -63,6 +63,10 @@ void NodeSave::Bind(const SharedSave& found) {
   no_counts = false;
 }
 
+void NodeSave::VoteAgain() {
+  if (IsUndecidedState(save.state) && said_ == Request::kVoteYes) said_ = Request::kBegin;
+}
+
 NodeSave::Request NodeSave::Next() const {
   if (save.sequence == 0) return Request::kBegin;
   const bool undecided = IsUndecidedState(save.state);

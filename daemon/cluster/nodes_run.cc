@@ -219,8 +219,10 @@ void NodesRun::OnTick() {
   damages_->OnTick();
   if (coordinator_ != nullptr) coordinator_->OnTick();
   if (evictions_ != nullptr) evictions_->OnTick();
-  if (saves_ != nullptr) return saves_->OnTick();
-  ExpireWithoutRegistration();
+  if (saves_ == nullptr) return ExpireWithoutRegistration();
+  SkipWhereFilesHang();
+  saves_->OnTick();
+  FollowLastSaves();
 }
 
 // ---- files

@@ -60,6 +60,11 @@ class NodesRun : public SharedRun, public NodesReading {
 
   // Whenever it changes; null: this node is not registered.
   void SetNode(const NodeIdentity* node);
+  // This node is about to end: ends the saves of which its files are not durable with NODE_LOST, on all
+  // nodes, which would else wait for its next daemon. `ended` runs when etcd says that all have ended, or at
+  // the deadline; never if this object is destroyed before. Call it once, before Resign: perhaps this node
+  // decides that itself.
+  void EndSaves(Instant deadline, absl::AnyInvocable<void()> ended);
   // Gives the office up, if this node has it, and wants it no more.
   void Resign(absl::AnyInvocable<void(absl::Status)> resigned);
   const std::string& path() const { return options_.path; }
@@ -86,6 +91,7 @@ class NodesRun : public SharedRun, public NodesReading {
   bool coordinates() const override { return coordinator_ != nullptr && !coordinator_over_; }
   bool may_close() const override;
   void Begin(const SaveId& save, Instant admission_deadline, const std::vector<int>& ranks) override;
+  void SkipAfter(const SaveId& save, Duration silence) override;
   void Accept(const SaveId& save, const std::optional<storage::v1::RetentionPolicy>& retention) override;
   void Fail(const SaveId& save, const absl::Status& why) override;
   void Sealed(const SaveId& save) override;
@@ -119,7 +125,9 @@ class NodesRun : public SharedRun, public NodesReading {
   // A save that has begun here and has not ended, over all registrations.
   struct Saving {
     Instant deadline;
-    std::vector<int> ranks;  // As those of Begin.
+    std::vector<int> ranks;              // As those of Begin.
+    std::optional<Duration> skip_after;  // As that of SkipAfter.
+    std::optional<Instant> unregistered_since;
     bool accepted = false, sealed = false;
     std::optional<storage::v1::RetentionPolicy> retention;  // As that of Accept.
     bool admitted = false;                                  // The engine has heard so.
@@ -164,6 +172,8 @@ class NodesRun : public SharedRun, public NodesReading {
   void OnFailed(const SaveId& save, const absl::Status& why);
   void OnReleased(const SaveId& save);
   void ExpireWithoutRegistration();
+  void FollowLastSaves();
+  void SkipWhereFilesHang();
 
   Etcd* const etcd_;
   Clock* const clock_;
@@ -222,6 +232,8 @@ class NodesRun : public SharedRun, public NodesReading {
   std::vector<std::pair<Instant, absl::AnyInvocable<void()>>> looks_;  // That wait for their time.
 
   std::map<SaveId, Saving> savings_;
+  absl::AnyInvocable<void()> saves_ended_;  // Of EndSaves; null: it was not called, or was answered.
+  Instant end_saves_by_{};
   std::map<int64_t, std::string> half_removed_;  // Checkpoints whose removal has begun: sequence -> tag.
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };

@@ -1,5 +1,7 @@
 // The saves of a run that several nodes share: what the engine says of its parts, over all registrations of
 // this node.
+#include <algorithm>
+#include <chrono>
 #include <map>
 #include <string>
 #include <utility>
@@ -10,6 +12,7 @@
 #include "daemon/cluster/node_save.h"
 #include "daemon/cluster/nodes_run.h"
 #include "daemon/etcd/etcd_errors.h"
+#include "daemon/ledger/ledger_reasons.h"
 #include "daemon/ledger/save_end.h"
 #include "storage/base/errors.h"
 #include "storage/base/reasons.h"
@@ -30,6 +33,17 @@ absl::Status NotRegistered() {
       "can reach etcd (ckptctl status)");
 }
 
+absl::Status Skipped(const std::string& why) {
+  return MakeError(absl::StatusCode::kAborted, reason::kSkipped, why);
+}
+
+absl::Status NodeEnds(const std::string& node) {
+  return MakeError(
+      absl::StatusCode::kFailedPrecondition, ledger_reason::kNodeLost,
+      absl::StrCat("the daemon of node \"", node,
+                   "\" was asked to end, and its files of this save are not durable; save again"));
+}
+
 absl::Status LostInMemory() {
   return MakeError(
       absl::StatusCode::kAborted, reason::kStagedLost,
@@ -47,6 +61,13 @@ void NodesRun::Begin(const SaveId& save, Instant admission_deadline, const std::
   saving->second.deadline = admission_deadline;
   saving->second.ranks = ranks;
   if (saves_ != nullptr) saves_->Begin(NameOf(save), admission_deadline, ranks);
+}
+
+void NodesRun::SkipAfter(const SaveId& save, Duration silence) {
+  const auto saving = savings_.find(save);
+  if (saving == savings_.end()) return;
+  saving->second.skip_after = silence;
+  if (saves_ != nullptr) saves_->SkipAfter(NameOf(save), silence);
 }
 
 // A rank that begins it later hears the same.
@@ -83,6 +104,24 @@ void NodesRun::Durable(const SaveId& save, const std::string& digest) {
   if (saving == savings_.end()) return;
   saving->second.digest = digest;
   if (saves_ != nullptr) saves_->Durable(NameOf(save), digest);
+}
+
+void NodesRun::EndSaves(Instant deadline, absl::AnyInvocable<void()> ended) {
+  if (saves_ == nullptr) return ended();  // Nobody can be told.
+  const absl::Status why = NodeEnds(node_->name);
+  for (const auto& [save, saving] : savings_) {
+    if (saving.digest.empty() && saving.given_up.ok()) Fail(save, why);
+  }
+  saves_ended_ = std::move(ended);
+  end_saves_by_ = deadline;
+}
+
+void NodesRun::FollowLastSaves() {
+  if (saves_ended_ == nullptr) return;
+  const bool waits = std::any_of(savings_.begin(), savings_.end(), [](const auto& saving) {
+    return saving.second.digest.empty() && saving.second.given_up.ok();
+  });
+  if (!waits || clock_->Now() >= end_saves_by_) std::exchange(saves_ended_, nullptr)();
 }
 
 std::string NodesRun::WaitsFor(const SaveId& save) const {
@@ -191,6 +230,7 @@ void NodesRun::StartSaves() {
   saves_->Start();
   // A hook may end or add some.
   std::vector<SaveId> given_up;
+  for (auto& [save, saving] : savings_) saving.unregistered_since.reset();
   const std::map<SaveId, Saving> savings = savings_;
   for (const auto& [save, saving] : savings) {
     if (saving.given_up.ok()) {
@@ -211,18 +251,42 @@ void NodesRun::Continue(const SaveId& save, const Saving& saving) {
     return;
   }
   saves_->Begin(name, saving.deadline, saving.ranks);
+  if (saving.skip_after) saves_->SkipAfter(name, *saving.skip_after);
   if (saving.failed) return saves_->Fail(name, *saving.failed);
   if (saving.accepted) saves_->Accept(name, saving.retention);
 }
 
 // SharedSaves does that while there is a registration.
 void NodesRun::ExpireWithoutRegistration() {
-  std::vector<SaveId> over;
-  for (const auto& [save, saving] : savings_) {
-    const bool undecided = !saving.admitted && !saving.sealed && saving.given_up.ok();
-    if (undecided && clock_->Now() >= saving.deadline) over.push_back(save);
+  const Instant now = clock_->Now();
+  std::vector<std::pair<SaveId, absl::Status>> over;
+  for (auto& [save, saving] : savings_) {
+    if (saving.admitted || saving.sealed || !saving.given_up.ok()) continue;
+    if (!saving.unregistered_since) saving.unregistered_since = now;
+    if (now >= saving.deadline) {
+      over.emplace_back(save, NotRegistered());
+    } else if (saving.skip_after && now - *saving.unregistered_since >= *saving.skip_after) {
+      over.emplace_back(
+          save,
+          Skipped("this node is not registered in etcd. Look whether it can reach etcd (ckptctl status)"));
+    }
   }
-  for (const SaveId& save : over) OnFailed(save, NotRegistered());
+  for (const auto& [save, why] : over) OnFailed(save, why);
+}
+
+// All nodes would wait for the directory that this one makes as the coordinator.
+void NodesRun::SkipWhereFilesHang() {
+  if (coordinator_ == nullptr) return;
+  const Instant now = clock_->Now();
+  for (const auto& [save, saving] : savings_) {
+    if (!saving.skip_after || saving.admitted || saving.failed || !saving.given_up.ok()) continue;
+    const std::optional<Instant> since =
+        coordinator_->DirectoryAwaitedSince(save.attempt, save.tag, save.ordinal);
+    if (!since || now - *since < *saving.skip_after) continue;
+    Fail(save, Skipped(absl::StrCat("the file system of node \"", node_->name, "\", which coordinates ",
+                                    options_.path, ", has not made the directory of the save for ",
+                                    *saving.skip_after / std::chrono::seconds(1), " s")));
+  }
 }
 
 }  // namespace ckptd

@@ -220,6 +220,7 @@ void SaveCoordinator::Act(int64_t sequence) {
 void SaveCoordinator::MakeInflight(Save& save) {
   if (save.save.state.phase() != SaveState::PROPOSED || std::exchange(save.making, true)) return;
   const int64_t sequence = save.save.sequence;
+  save.making_since = clock_->Now();
   root_->MakeInflight(
       save.save.state.tag(), sequence,
       [this, sequence, alive = std::weak_ptr<bool>(alive_)](const absl::StatusOr<std::string>& name) {
@@ -356,19 +357,33 @@ std::string SaveCoordinator::WaitsFor() const {
                       SaveState::Phase_Name(oldest.state.phase()));
 }
 
-std::vector<std::string> SaveCoordinator::MissedNodes(int64_t attempt, const std::string& tag,
-                                                      int64_t ordinal) const {
+const SaveCoordinator::Save* SaveCoordinator::Find(int64_t attempt, const std::string& tag,
+                                                   int64_t ordinal) const {
   for (const auto& [sequence, save] : saves_) {
     const SaveState& state = save.save.state;
-    if (state.attempt() != attempt || state.tag() != tag || state.ordinal() != ordinal) continue;
-    if (!watch_.Knows(attempt)) return {};
-    const SaveView view = watch_.View(sequence, state);
-    if (state.phase() == SaveState::PROPOSED) return view.Behind(NodeVote::VOTED);
-    if (state.phase() == SaveState::ADMITTED) return view.Behind(NodeVote::SEALED);
-    if (state.phase() == SaveState::SEALED) return view.Behind(NodeVote::DURABLE);
-    return {};
+    if (state.attempt() == attempt && state.tag() == tag && state.ordinal() == ordinal) return &save;
   }
+  return nullptr;
+}
+
+std::vector<std::string> SaveCoordinator::MissedNodes(int64_t attempt, const std::string& tag,
+                                                      int64_t ordinal) const {
+  const Save* const save = Find(attempt, tag, ordinal);
+  if (save == nullptr || !watch_.Knows(attempt)) return {};
+  const SaveState& state = save->save.state;
+  const SaveView view = watch_.View(save->save.sequence, state);
+  if (state.phase() == SaveState::PROPOSED) return view.Behind(NodeVote::VOTED);
+  if (state.phase() == SaveState::ADMITTED) return view.Behind(NodeVote::SEALED);
+  if (state.phase() == SaveState::SEALED) return view.Behind(NodeVote::DURABLE);
   return {};
+}
+
+std::optional<Instant> SaveCoordinator::DirectoryAwaitedSince(int64_t attempt, const std::string& tag,
+                                                              int64_t ordinal) const {
+  const Save* const save = Find(attempt, tag, ordinal);
+  const bool awaited = save != nullptr && save->making && save->inflight.empty() &&
+                       save->save.state.phase() == SaveState::PROPOSED;
+  return awaited ? std::optional(save->making_since) : std::nullopt;
 }
 
 void SaveCoordinator::Sweep() {

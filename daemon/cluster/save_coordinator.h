@@ -82,6 +82,10 @@ class SaveCoordinator {
   // The nodes that this save waits for, by name: those that have not voted, sealed, or said that their files
   // are durable, whichever comes next. Empty: none, or nothing is known of it.
   std::vector<std::string> MissedNodes(int64_t attempt, const std::string& tag, int64_t ordinal) const;
+  // Since when the root is asked for the directory without which this save is not admitted; nullopt: it is
+  // there, or nothing is known of the save.
+  std::optional<Instant> DirectoryAwaitedSince(int64_t attempt, const std::string& tag,
+                                               int64_t ordinal) const;
 
  private:
   struct Save {
@@ -89,6 +93,7 @@ class SaveCoordinator {
     bool changed = true;    // Since etcd was asked last.
     bool asking = false;    // A decision is under way.
     bool making = false;    // The directory was asked for.
+    Instant making_since;   // When that was.
     std::string inflight;   // The one that was made.
     absl::Status unusable;  // Why none could be made.
     Instant seen_at;        // First by this coordinator.
@@ -97,6 +102,7 @@ class SaveCoordinator {
   };
   using Answer = SavePublication::Answer<SharedSave>;
 
+  const Save* Find(int64_t attempt, const std::string& tag, int64_t ordinal) const;
   void OnStates(const std::vector<std::string>& keys);
   void OnState(const SharedSave& save);
   void Follow(const SharedSave& save);

@@ -19,11 +19,19 @@ using ledger::v1::SaveState;
 namespace {
 
 constexpr Duration kLongestWait = std::chrono::hours(24);
+// With SKIP, while the save waits for other nodes.
+constexpr Duration kVoteAgainAfter = std::chrono::seconds(1);
 
 absl::Status NotInTime(const NodeSave& part) {
   return MakeError(absl::StatusCode::kUnavailable, ledger_reason::kUnavailable,
                    absl::StrCat("the save was not admitted before its deadline; waiting for ",
                                 part.WaitsFor(), ". Look whether all nodes can reach etcd"));
+}
+
+absl::Status Skipped(const std::string& node, Duration silence, const std::string& waits_for) {
+  return MakeError(absl::StatusCode::kAborted, reason::kSkipped,
+                   absl::StrCat("node \"", node, "\" has waited ", silence / std::chrono::seconds(1),
+                                " s for an answer of ", waits_for, "; look whether it can reach etcd"));
 }
 
 absl::Status OtherRanks(const std::string& tag, const std::vector<int>& proposed,
@@ -109,6 +117,10 @@ void SharedSaves::BeginSealed(const SaveName& name, std::vector<int> ranks) {
   if (is_new) Ask(name);
 }
 
+void SharedSaves::SkipAfter(const SaveName& name, Duration silence) {
+  if (NodeSave* const part = Find(name)) part->skip_after = silence;
+}
+
 void SharedSaves::Accept(const SaveName& name, const std::optional<storage::v1::RetentionPolicy>& retention) {
   NodeSave* const part = Find(name);
   if (part == nullptr) return;
@@ -159,6 +171,7 @@ void SharedSaves::Ask(const SaveName& name) {
   const Request request = part->Next();
   if (request == Request::kNone) return;
   part->asking = true;
+  if (!part->silent_since) part->silent_since = clock_->Now();
   if (request == Request::kBegin) return BeginAt(name, *part);
   Send(name, *part, request);
 }
@@ -175,6 +188,7 @@ void SharedSaves::TellKnown(const SaveName& name) {
   NodeSave* const part = Find(name);
   if (part == nullptr || lost_) return;
   part->asking = false;
+  part->silent_since.reset();
   if (part->save.sequence == 0) {
     if (const std::optional<SharedSave> known = Known(name, *part)) return Saw(name, *known);
   }
@@ -272,6 +286,8 @@ void SharedSaves::OnAnswer(const SaveName& name, Request request, int64_t sequen
   // What was said of a sequence that it has no longer.
   if (part->save.sequence != sequence && request != Request::kBegin) return Ask(name);
   if (!answer.ok()) return OnError(name, request, answer.status());
+  part->silent_since.reset();
+  part->answered_at = clock_->Now();
   SharedSave save = answer->save;
   if (IsOfAnother(name, save.state)) {
     PassOver(name);
@@ -392,6 +408,7 @@ void SharedSaves::OnTick() {
   for (auto& [name, part] : parts_) {
     if (lost_) return;
     CheckDeadline(name, part);
+    CheckSilence(name, part);
     Ask(name);
   }
 }
@@ -406,6 +423,18 @@ void SharedSaves::CheckDeadline(const SaveName& name, NodeSave& part) {
   } else if (now >= part.deadline + options_.patience) {
     GiveUp(name, NotInTime(part));
   }
+}
+
+// With SKIP a save waits for room and for ranks, and not for etcd. While it waits for other nodes, its yes is
+// said again, to hear whether etcd answers. A no that etcd has is decided on by the coordinator, which may be
+// lost.
+void SharedSaves::CheckSilence(const SaveName& name, NodeSave& part) {
+  if (!part.skip_after || part.given_up || !part.IsUndecided()) return;
+  const Instant now = clock_->Now();
+  if (!part.silent_since && part.failed) part.silent_since = now;
+  if (!part.silent_since && part.accepted && now - part.answered_at >= kVoteAgainAfter) part.VoteAgain();
+  if (part.silent_since && now - *part.silent_since >= *part.skip_after)
+    GiveUp(name, Skipped(options_.node.name, *part.skip_after, part.WaitsFor()));
 }
 
 void SharedSaves::GiveUp(const SaveName& name, const absl::Status& why) {

@@ -89,6 +89,9 @@ class SharedSaves {
   // the daemon that has taken the parts over. It has no deadline, for what is sealed is finished.
   void BeginSealed(const SaveName& name, std::vector<int> ranks = {});
 
+  // As SharedRun::SkipAfter.
+  void SkipAfter(const SaveName& name, Duration silence);
+
   // These are no-ops for saves that have not begun, have ended or have failed.
   // This node has the memory for its parts. It is promised from now on: until `released`, it is not used for
   // anything else.
@@ -130,6 +133,7 @@ class SharedSaves {
   void Saw(const SaveName& name, const SharedSave& save);
   void PassOver(const SaveName& name);
   void Forget(const SaveName& name);
+  void CheckSilence(const SaveName& name, NodeSave& part);
   void CheckDeadline(const SaveName& name, NodeSave& part);
   void GiveUp(const SaveName& name, const absl::Status& why);
   void Release(const SaveName& name, NodeSave& part);

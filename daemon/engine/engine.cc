@@ -35,6 +35,7 @@ void Engine::Impl::Tick() {
   const Instant now = clock_->Now();
   ended_.OnTick();
   tracker_.OnTick(now);
+  intake_.OnTick(now);
   for (const auto& [name, owned] : runs_.all()) {
     Run* run = owned.get();
     disk_.OnTick(run, now);
@@ -406,8 +407,8 @@ bool Engine::HasSealedSaves() const {
 void Engine::Tick() { impl_->Tick(); }
 
 Instant Engine::NextDeadline() const {
-  return std::min(
-      {impl_->queue_.NextDeadline(), impl_->tracker_.NextDeadline(), impl_->resumes_.NextDeadline()});
+  return std::min({impl_->intake_.NextDeadline(), impl_->queue_.NextDeadline(),
+                   impl_->tracker_.NextDeadline(), impl_->resumes_.NextDeadline()});
 }
 
 }  // namespace ckptd

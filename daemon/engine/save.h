@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -85,6 +86,9 @@ struct Waiter {
   Instant deadline;
   Reply<v1::WaitResponse> reply;
 };
+
+// For how long a save with SKIP waits for what is no room: an answer of the file system, or of the ledger.
+inline constexpr Duration kLongestSilenceForSkip = std::chrono::seconds(3);
 
 // What a save of a shared run has beside that (SharedRun).
 struct SharedSaveState {

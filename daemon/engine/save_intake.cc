@@ -114,13 +114,17 @@ SaveIntake::SaveIntake(const EngineOptions& options, Clock* clock, EngineObserve
       hooks_(std::move(hooks)) {}
 
 v1::BeginResponse SkippedResponse(const Save& save) {
+  return SkippedResponse(save.sequence, std::string(save.error.message()));
+}
+
+v1::BeginResponse SkippedResponse(int64_t sequence, const std::string& why) {
   v1::BeginResponse response;
-  response.set_sequence(save.sequence);
+  response.set_sequence(sequence);
   response.set_level(v1::SKIPPED);
   v1::SaveError& error = *response.mutable_error();
   error.set_reason(reason::kSkipped);
   error.set_code(static_cast<int>(absl::StatusCode::kAborted));
-  error.set_message(std::string(save.error.message()));
+  error.set_message(why);
   return response;
 }
 
@@ -128,13 +132,60 @@ v1::BeginResponse SkippedResponse(const Save& save) {
 
 void SaveIntake::Begin(Run* run, const Member& member, const v1::BeginRequest& request,
                        Reply<v1::BeginResponse> reply) {
-  Pending begin{member.session, request, std::move(reply)};
-  run->ledger->Activate(member.attempt, [this, name = run->name, attempt = member.attempt,
-                                         begin = std::move(begin)](absl::Status active) mutable {
-    if (!active.ok()) return begin.reply(active);
-    if (Run* acting = hooks_.find_run(name)) hooks_.fence_off(acting, attempt);
-    OnActivated(std::move(begin));
-  });
+  const int64_t number = ++last_activating_;
+  const std::string waits_for =
+      run->shared != nullptr ? "etcd" : absl::StrCat("the file system of ", run->path);
+  activating_.emplace(number, Activating{Pending{member.session, request, std::move(reply)}, waits_for,
+                                         ActivationDeadline(request)});
+  run->ledger->Activate(
+      member.attempt, [this, number, name = run->name, attempt = member.attempt](const absl::Status& active) {
+        auto activating = activating_.extract(number);
+        if (active.ok()) {
+          if (Run* acting = hooks_.find_run(name)) hooks_.fence_off(acting, attempt);
+        }
+        if (activating.empty()) return;  // It has waited for too long.
+        Pending& begin = activating.mapped().begin;
+        if (!active.ok()) return begin.reply(active);
+        OnActivated(std::move(begin));
+      });
+}
+
+Instant SaveIntake::ActivationDeadline(const v1::BeginRequest& request) const {
+  const absl::StatusOr<Timeouts> timeouts = CheckTimeouts(request);
+  if (!timeouts.ok()) return Instant::max();  // OnActivated refuses it.
+  Duration wait = std::min(timeouts->admission, timeouts->commit);
+  if (request.busy() == v1::SKIP) wait = std::min(wait, kLongestSilenceForSkip);
+  return clock_->Now() + wait;
+}
+
+void SaveIntake::OnTick(Instant now) {
+  std::vector<Activating> late;
+  for (auto activating = activating_.begin(); activating != activating_.end();) {
+    const auto next = std::next(activating);
+    if (now >= activating->second.deadline) {
+      late.push_back(std::move(activating->second));
+      activating_.erase(activating);
+    }
+    activating = next;
+  }
+  for (Activating& each : late) {
+    const std::string& tag = each.begin.request.key().tag();
+    const std::string why =
+        absl::StrCat(each.waits_for, " has not answered in time whether the attempt of rank ",
+                     each.begin.request.key().rank(), " may save ", tag);
+    if (each.begin.request.busy() == v1::SKIP) {
+      each.begin.reply(SkippedResponse(/*sequence=*/0, why));
+    } else {
+      each.begin.reply(
+          MakeError(absl::StatusCode::kDeadlineExceeded, reason::kAdmissionTimeout, why, {{"tag", tag}}));
+    }
+  }
+}
+
+Instant SaveIntake::NextDeadline() const {
+  Instant next = Instant::max();
+  for (const auto& [number, activating] : activating_) next = std::min(next, activating.deadline);
+  return next;
 }
 
 void SaveIntake::OnActivated(Pending begin) {
@@ -172,8 +223,12 @@ void SaveIntake::AskSequence(Run* run, const Member& member, Pending begin) {
   awaiting.ranks = RanksOf(begin.request, member.world_size);
   awaiting.begins.push_back(std::move(begin));
   // SharedSaveDriver calls OnSequence.
-  if (run->shared != nullptr)
-    return run->shared->Begin(key.second, clock_->Now() + timeouts->admission, awaiting.ranks);
+  if (run->shared != nullptr) {
+    run->shared->Begin(key.second, clock_->Now() + timeouts->admission, awaiting.ranks);
+    if (awaiting.begins.front().request.busy() == v1::SKIP)
+      run->shared->SkipAfter(key.second, kLongestSilenceForSkip);
+    return;
+  }
   run->ledger->Admit(member.attempt,
                      [this, name = run->name, id = key.second](const absl::StatusOr<int64_t>& sequence) {
                        OnSequence(name, id, sequence);
@@ -188,6 +243,8 @@ void SaveIntake::OnSequence(const std::string& run_name, const SaveId& id,
   for (Pending& begin : waiting.mapped().begins) {
     if (sequence.ok()) {
       BeginNew(run_name, timeouts, *sequence, std::move(begin));
+    } else if (ReasonOf(sequence.status()) == reason::kSkipped) {
+      begin.reply(SkippedResponse(/*sequence=*/0, std::string(sequence.status().message())));
     } else {
       begin.reply(sequence.status());
     }

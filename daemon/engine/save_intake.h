@@ -29,6 +29,7 @@ namespace ckptd {
 
 // The answer to Begin for a save that was skipped.
 v1::BeginResponse SkippedResponse(const Save& save);
+v1::BeginResponse SkippedResponse(int64_t sequence, const std::string& why);
 
 class SaveIntake {
  public:
@@ -53,6 +54,9 @@ class SaveIntake {
   void Begin(Run* run, const Member& member, const v1::BeginRequest& request, Reply<v1::BeginResponse> reply);
   // The ranks that have begun this save go on, or hear the error. No-op if none waits for the sequence.
   void OnSequence(const std::string& run_name, const SaveId& id, const absl::StatusOr<int64_t>& sequence);
+  // Ends the waits for the ledger to let an attempt act that are over.
+  void OnTick(Instant now);
+  Instant NextDeadline() const;
 
  private:
   // A Begin whose attempt acts, until the save has its sequence.
@@ -64,6 +68,12 @@ class SaveIntake {
   struct Timeouts {
     Duration admission, commit;
   };
+  // A Begin that waits until its attempt acts.
+  struct Activating {
+    Pending begin;
+    std::string waits_for;
+    Instant deadline;  // With SKIP, after kLongestSilenceForSkip.
+  };
   // Begins of one save that wait for its sequence.
   struct Awaiting {
     Timeouts timeouts;       // Of the first one.
@@ -72,6 +82,7 @@ class SaveIntake {
   };
   using PendingKey = std::pair<std::string, SaveId>;  // Run, save.
 
+  Instant ActivationDeadline(const v1::BeginRequest& request) const;
   void OnActivated(Pending begin);
   // Answers if the save exists or has ended. False: it has to be made.
   bool JoinExisting(Run* run, const Member& member, Pending& begin);
@@ -102,6 +113,8 @@ class SaveIntake {
   PartGrants* const grants_;
   DiskRoom* const disk_;
   const Hooks hooks_;
+  std::map<int64_t, Activating> activating_;  // By number.
+  int64_t last_activating_ = 0;
   std::map<PendingKey, Awaiting> awaiting_sequence_;
 };
 

@@ -19,15 +19,19 @@ namespace ckptd {
 namespace {
 
 constexpr size_t kMaxMessageBytes = 1000;  // Of an Abort.
-// How long a save with SKIP waits for the file system to say whether its tag is free and how much room there
-// is.
-constexpr std::chrono::seconds kLongestAskOfSkip(3);
-
 bool IsReached(v1::Level level, v1::Level wanted) { return level >= v1::FAILED || level >= wanted; }
 
 bool AwaitsRoom(const Save& save) {
   return save.phase == SavePhase::kTarget || save.phase == SavePhase::kGathering ||
          save.phase == SavePhase::kQueued;
+}
+
+// Whether the file system has not said for too long whether the tag is free, or how much room there is.
+bool AwaitsFileSystem(const Save& save, Instant now) {
+  if (save.phase == SavePhase::kTarget) return now >= save.begun_at + kLongestSilenceForSkip;
+  if (save.phase != SavePhase::kQueued || save.waits_for != WaitsFor::kDisk) return false;
+  const std::optional<Instant> since = save.run->io->pending_since();
+  return since && now >= *since + kLongestSilenceForSkip;
 }
 
 absl::Status RanksMissing(const Save& save, const std::vector<int>& ranks, const std::string& what) {
@@ -179,9 +183,7 @@ void SaveTracker::OnTick(Instant now) {
   std::vector<Save*> late, skipped;
   for (const auto& [id, save] : saves_->all()) {
     AnswerWaiters(save);
-    const bool asks_disk = save->phase == SavePhase::kTarget && !save->shared;
-    if (asks_disk && save->busy == v1::SKIP && now >= save->begun_at + kLongestAskOfSkip)
-      skipped.push_back(save);
+    if (save->busy == v1::SKIP && AwaitsFileSystem(*save, now)) skipped.push_back(save);
     // The nodes of a shared run end a save that is not admitted in time; each holds its own ranks to the
     // commit deadline.
     const bool awaits_room = AwaitsRoom(*save) && !save->shared;
@@ -194,7 +196,7 @@ void SaveTracker::OnTick(Instant now) {
     Fail(save,
          MakeError(absl::StatusCode::kAborted, reason::kSkipped,
                    absl::StrCat("the file system of ", save->run->path, " has not answered for ",
-                                kLongestAskOfSkip.count(), " s"),
+                                kLongestSilenceForSkip / std::chrono::seconds(1), " s"),
                    {{"tag", save->key.tag}}),
          v1::SKIPPED);
   }

@@ -103,6 +103,9 @@ class SharedRun {
   // admitted at the deadline ends. No-op if it has begun before.
   virtual void Begin(const SaveId& save, Instant admission_deadline, const std::vector<int>& ranks) = 0;
   // For saves that have begun and not ended; else no-ops.
+  // Before its admission the save waits no longer than this for what is neither room nor a rank: an answer of
+  // the ledger, or, where this node coordinates, of its file system. Then it ends with SKIPPED.
+  virtual void SkipAfter(const SaveId& save, Duration silence) = 0;
   // This node has the memory for its parts, and promises it. `retention`: which checkpoints its ranks keep
   // after the commit; unset: none of them names that. The save ends if another node keeps others.
   virtual void Accept(const SaveId& save, const std::optional<storage::v1::RetentionPolicy>& retention) = 0;

@@ -51,9 +51,10 @@ class SharedSavesTest : public EngineTest {
     nodes_->Change(save_, phase, 1, end);
     RunQueued();
   }
-  void BeginHere() {
+  void BeginHere(v1::BusyPolicy busy = v1::WAIT) {
     for (int rank : {0, 1}) {
       begins_.push_back(BeginOf(rank, "a", 1, 100));
+      begins_.back().set_busy(busy);
       begun_.push_back(Begin(sessions_[rank], begins_.back()));
     }
   }
@@ -328,6 +329,46 @@ TEST_F(SharedSavesTest, ItsAdmissionDeadlineIsThatOfAllNodes) {
   AdvanceClock(std::chrono::seconds(31));
   EXPECT_THAT(Calls(), ElementsAre());
   EXPECT_FALSE(begun_[0].has());
+}
+
+TEST_F(SharedSavesTest, SkipEndsOnAllNodesWhenTheFileSystemOfOneHangs) {
+  ios_[1]->hold_target = true;
+  BeginHere(v1::SKIP);
+  Decide(Phase::kProposed);
+  EXPECT_THAT(Calls(), ElementsAre("Begin a", "SkipAfter a 3"));
+  AdvanceClock(std::chrono::seconds(2));
+  EXPECT_THAT(Calls(), ElementsAre());
+  AdvanceClock(std::chrono::seconds(2));
+  EXPECT_THAT(Calls(), ElementsAre("Fail a SKIPPED"));
+  EXPECT_FALSE(begun_[0].has()) << "the nodes decide how it ends";
+  Decide(Phase::kEnded, Error(reason::kSkipped));
+  EXPECT_EQ(begun_[0].get().level(), v1::SKIPPED);
+  EXPECT_EQ(begun_[1].get().level(), v1::SKIPPED);
+  ios_[1]->hold_target = false;
+  ios_[1]->ReleaseHeld();
+}
+
+TEST_F(SharedSavesTest, SkipIsHeardBeforeTheSaveHasItsSequence) {
+  BeginHere(v1::SKIP);
+  nodes_->hooks.failed(save_, Error(reason::kSkipped));
+  RunQueued();
+  EXPECT_EQ(begun_[0].get().level(), v1::SKIPPED);
+  EXPECT_THAT(begun_[1].get().error().message(), HasSubstr("because of node b"));
+}
+
+TEST_F(SharedSavesTest, BeginDoesNotWaitBeyondItsTimeForEtcdToLetItsAttemptAct) {
+  nodes_->activates_late = true;
+  BeginHere(v1::SKIP);
+  auto waits = Begin(sessions_[0], BeginOf(0, "b", 1, 100));
+  AdvanceClock(std::chrono::seconds(4));
+  EXPECT_EQ(begun_[0].get().level(), v1::SKIPPED);
+  EXPECT_THAT(begun_[0].get().error().message(), HasSubstr("etcd has not answered"));
+  EXPECT_FALSE(waits.has());
+  AdvanceClock(std::chrono::seconds(27));
+  EXPECT_EQ(ReasonOf(waits.status()), reason::kAdmissionTimeout);
+  nodes_->AnswerLate();
+  RunQueued();
+  EXPECT_THAT(Calls(), ElementsAre()) << "its ranks have heard its end";
 }
 
 TEST_F(SharedSavesTest, HoldsItsOwnRanksAloneToTheCommitDeadline) {

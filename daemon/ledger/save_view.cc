@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "daemon/ledger/found_messages.h"
 
 namespace ckptd {
@@ -75,6 +77,10 @@ std::vector<std::string> SaveView::Behind(NodeVote::Stage stage) const {
 ledger::v1::SaveEnd EndBy(const std::string& node, const ledger::v1::NodeRanks& ranks,
                           ledger::v1::SaveEnd why) {
   why.set_node(node);
+  // Also where only the message is shown.
+  const std::string name = absl::StrCat("node \"", node, "\"");
+  if (!absl::StrContains(why.message(), name))
+    why.set_message(absl::StrCat("on ", name, ": ", why.message()));
   if (why.ranks_size() > 0) return why;  // The node has said which of them.
   *why.mutable_ranks() = ranks.ranks();
   return why;

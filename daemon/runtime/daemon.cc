@@ -77,7 +77,10 @@ constexpr Duration kEngineTimeout = std::chrono::seconds(5);
 constexpr Duration kCallGrace = std::chrono::seconds(1);
 // Lets retention finish removing checkpoints once no save is sealed any more.
 constexpr Duration kRetentionTimeout = std::chrono::seconds(30);
-// Waits for etcd to give this node's name up. Without it, the name is free when the lease has ended.
+// Waits until the other nodes have ended what this daemon loses. Without it, they wait for its next start.
+constexpr Duration kEndSavesTimeout = std::chrono::seconds(2);
+// Waits for etcd to give this node's name up, after that. Without it, the name is free when the lease has
+// ended.
 constexpr Duration kReleaseTimeout = std::chrono::seconds(2);
 // From the end of the drain to the end of the process.
 constexpr Duration kStopTimeout = std::chrono::seconds(15);
@@ -500,14 +503,17 @@ void Daemon::LeaveCluster() {
   auto promise = std::make_shared<std::promise<absl::Status>>();
   std::future<absl::Status> released = promise->get_future();
   loop_->Post([this, promise] {
-    // Whether it is answered with an error or not: what was not resigned ends with the lease.
-    shared_roots_->Resign([this, promise](const absl::Status&) {
-      cluster_->Release([promise](absl::Status status) { promise->set_value(std::move(status)); });
+    shared_roots_->EndSaves(SystemClock().Now() + kEndSavesTimeout, [this, promise] {
+      // Whether it is answered with an error or not: what was not resigned ends with the lease.
+      shared_roots_->Resign([this, promise](const absl::Status&) {
+        cluster_->Release([promise](absl::Status status) { promise->set_value(std::move(status)); });
+      });
     });
   });
-  const bool answered = released.wait_for(kReleaseTimeout) == std::future_status::ready;
+  const Duration timeout = kEndSavesTimeout + kReleaseTimeout;
+  const bool answered = released.wait_for(timeout) == std::future_status::ready;
   const absl::Status status =
-      answered ? released.get() : absl::DeadlineExceededError("etcd has not answered within 2 s");
+      answered ? released.get() : absl::DeadlineExceededError("etcd has not answered within 4 s");
   if (status.ok()) return Log(LogLevel::kInfo, "no longer registered as a node");
   Log(LogLevel::kWarning, "the name of this node stays taken until its lease has ended",
       {{"lease_seconds", config_.cluster().lease_seconds()}, ErrorField(status)});

@@ -50,21 +50,35 @@ RootAccess SharedRoots::Open(std::unique_ptr<SharedFilesIo> files, const std::st
   return access;
 }
 
-void SharedRoots::Resign(absl::AnyInvocable<void(absl::Status)> resigned) {
+// `ask` asks each run, which answers later or within the call.
+void SharedRoots::AskAll(const std::function<void(OpenRun*, Answer)>& ask,
+                         absl::AnyInvocable<void(absl::Status)> answered) {
   struct Waiting {
     size_t runs;
     absl::Status first_error;
-    absl::AnyInvocable<void(absl::Status)> resigned;
+    absl::AnyInvocable<void(absl::Status)> answered;
   };
   // One more than there are runs, so that the answer comes after all were asked.
   const auto waiting =
-      std::make_shared<Waiting>(Waiting{runs_.size() + 1, absl::OkStatus(), std::move(resigned)});
-  const auto answered = [waiting](const absl::Status& status) {
+      std::make_shared<Waiting>(Waiting{runs_.size() + 1, absl::OkStatus(), std::move(answered)});
+  const Answer answer = [waiting](const absl::Status& status) {
     waiting->first_error.Update(status);
-    if (--waiting->runs == 0) waiting->resigned(waiting->first_error);
+    if (--waiting->runs == 0) waiting->answered(waiting->first_error);
   };
-  for (OpenRun* run : runs_) run->Resign(answered);
-  answered(absl::OkStatus());
+  for (OpenRun* run : runs_) ask(run, answer);
+  answer(absl::OkStatus());
+}
+
+void SharedRoots::EndSaves(Instant deadline, absl::AnyInvocable<void()> ended) {
+  AskAll(
+      [deadline](OpenRun* run, const Answer& answer) {
+        run->EndSaves(deadline, [answer] { answer(absl::OkStatus()); });
+      },
+      [ended = std::move(ended)](const absl::Status&) mutable { ended(); });
+}
+
+void SharedRoots::Resign(absl::AnyInvocable<void(absl::Status)> resigned) {
+  AskAll([](OpenRun* run, const Answer& answer) { run->Resign(answer); }, std::move(resigned));
 }
 
 void SharedRoots::Describe(v1::ClusterStatus* status) const {

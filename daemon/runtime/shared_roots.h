@@ -50,6 +50,9 @@ class SharedRoots {
   // `path`: of the root, as the processes of a launch name it.
   RootAccess Open(std::unique_ptr<SharedFilesIo> files, const std::string& path);
 
+  // Ends the saves that the end of this daemon would lose, so that the other nodes do not wait for it. Before
+  // Resign; call it once. `ended` runs at the deadline at the latest.
+  void EndSaves(Instant deadline, absl::AnyInvocable<void()> ended);
   // Gives up what this node decides for others, so that they go on at once. Before the node gives its name
   // up; call it once. The first error counts.
   void Resign(absl::AnyInvocable<void(absl::Status)> resigned);
@@ -59,6 +62,9 @@ class SharedRoots {
 
  private:
   class OpenRun;
+  using Answer = std::function<void(const absl::Status&)>;
+  void AskAll(const std::function<void(OpenRun*, Answer)>& ask,
+              absl::AnyInvocable<void(absl::Status)> answered);
 
   Etcd* const etcd_;
   Clock* const clock_;

@@ -289,6 +289,19 @@ class NodesRunContract : public ::testing::TestWithParam<EtcdKind> {
           << node.name << " has not heard " << what << " of " << tag;
     }
   }
+  void BeginAllWithSkip(const std::string& tag) {
+    BeginAll(tag);
+    for (Node& node : all_) node.run->SkipAfter(Id(tag), seconds(3));
+  }
+  Duration TimeUntilAllSkip(const std::string& tag) {
+    const Instant begun = etcd_.clock()->Now();
+    RunUntil([&] {
+      return std::all_of(all_.begin(), all_.end(), [&](const Node& node) {
+        return Heard(node, tag, "FAILED SKIPPED") || Heard(node, tag, "ENDED SKIPPED");
+      });
+    });
+    return etcd_.clock()->Now() - begun;
+  }
   void SaveAll(const std::string& tag, int64_t attempt = 1) {
     BeginAll(tag, attempt);
     RunUntilAllHeard(tag, "COMMITTED");
@@ -536,6 +549,99 @@ TEST_P(NodesRunContract, SaveThatBeginsWithoutARegistrationFailsAtItsDeadline) {
   node.run->SetNode(&node.registration->identity());
   RunUntil([&] { return Heard(node, "step_1", "RELEASED"); });
   SaveAll("step_2");
+}
+
+TEST_P(NodesRunContract, SkipDoesNotWaitForEtcd) {
+  SaveAll("step_1");
+  for (Node& node : all_) CutOff(node, true);
+  BeginAllWithSkip("step_2");
+  EXPECT_LE(TimeUntilAllSkip("step_2"), seconds(5));
+  for (Node& node : all_) CutOff(node, false);
+  RunUntilAllHeard("step_2", "RELEASED");
+
+  Node& late = Other();
+  late.accepts = false;
+  BeginAllWithSkip("step_3");
+  RunUntilAllHeard("step_3", "PROPOSED");
+  for (Node& node : all_) CutOff(node, true);
+  late.run->Accept(Id("step_3"), {});
+  EXPECT_LE(TimeUntilAllSkip("step_3"), seconds(6)) << "also of nodes that have said yes";
+  for (Node& node : all_) CutOff(node, false);
+  late.accepts = true;
+  RunUntilAllHeard("step_3", "RELEASED");
+  SaveAll("step_4");
+}
+
+TEST_P(NodesRunContract, SkipWaitsForRanksThatAreLateWhileEtcdAnswers) {
+  if (GetParam().way == EtcdKind::kFaulty) GTEST_SKIP() << "it does not answer each request";
+  Node& late = Other();
+  late.accepts = false;
+  BeginAllWithSkip("step_1");
+  RunUntilAllHeard("step_1", "PROPOSED");
+  RunFor(seconds(20));
+  late.run->Accept(Id("step_1"), {});
+  RunUntilAllHeard("step_1", "COMMITTED");
+}
+
+TEST_P(NodesRunContract, SkipDoesNotWaitForARegistration) {
+  Node& node = Other();
+  node.run->SetNode(nullptr);
+  const Instant begun = etcd_.clock()->Now();
+  node.run->Begin(Id("step_1"), begun + minutes(8), {});
+  node.run->SkipAfter(Id("step_1"), seconds(3));
+  RunUntil([&] { return Heard(node, "step_1", "FAILED SKIPPED"); });
+  EXPECT_LE(etcd_.clock()->Now() - begun, seconds(5));
+  node.run->SetNode(&node.registration->identity());
+  RunUntil([&] { return Heard(node, "step_1", "RELEASED"); });
+  SaveAll("step_2");
+}
+
+TEST_P(NodesRunContract, SkipDoesNotWaitForTheFileSystemOfTheCoordinator) {
+  Coordinator()->files->Hang(etcd_.clock()->Now());
+  BeginAllWithSkip("step_1");
+  const Duration time = TimeUntilAllSkip("step_1");
+  EXPECT_GE(time, seconds(3));
+  EXPECT_LE(time, seconds(10));
+  Coordinator()->files->EndHang();
+  SaveAll("step_2");
+}
+
+// In order: another one waits neither for its lease nor for its next daemon.
+TEST_P(NodesRunContract, NodeThatEndsSaysWhichSavesAreLost) {
+  for (Node* const node : {&Other(), Coordinator()}) {
+    const std::string tag = "by " + node->name;
+    for (Node& each : all_) each.seals = each.writes = &each == node || &each == Coordinator();
+    node->writes = false;
+    BeginAll(tag);
+    RunUntilAllHeard(tag, "ADMITTED");
+    RunFor(seconds(1));
+    const Instant begun = etcd_.clock()->Now();
+    bool ended = false;
+    node->run->EndSaves(begun + seconds(20), [&] { ended = true; });
+    RunUntil([&] { return ended; });
+    EXPECT_TRUE(Heard(*node, tag, "ENDED NODE_LOST")) << "etcd knows it";
+    EXPECT_LE(etcd_.clock()->Now() - begun, seconds(10));
+    RunUntilAllHeard(tag, "ENDED NODE_LOST");
+    EXPECT_LE(etcd_.clock()->Now() - begun, seconds(10));
+  }
+  for (Node& each : all_) each.seals = each.writes = true;
+  SaveAll("step_1");
+}
+
+TEST_P(NodesRunContract, NodeThatEndsLeavesWhatIsDurableToTheOthers) {
+  Node& node = Other();
+  for (Node& each : all_) each.writes = &each == &node;
+  BeginAll("step_1");
+  RunUntilAllHeard("step_1", "SEALED");
+  RunFor(seconds(1));
+  bool ended = false;
+  node.run->EndSaves(etcd_.clock()->Now() + seconds(20), [&] { ended = true; });
+  RunUntil([&] { return ended; });
+  Kill(node);
+  for (Node& each : all_) {
+    if (each.run != nullptr) each.run->Durable(Id("step_1"), "of " + each.name);
+  }
+  RunUntilAllHeard("step_1", "COMMITTED");
 }
 
 // Its vote has counted before it was registered anew: the others would wait for its parts for ever.

@@ -49,7 +49,7 @@ TEST_P(SharedSavesContract, CommitsOnAllNodes) {
 TEST_P(SharedSavesContract, OneNoEndsItOnAllNodesWithItsReason) {
   all_[1].no = "POOL_EXHAUSTED";
   EXPECT_EQ(Save("step_1"), "ENDED POOL_EXHAUSTED of node2, ranks 1");
-  EXPECT_EQ(all_[0].parts.at(Named("step_1")).error, "no room");
+  EXPECT_EQ(all_[0].parts.at(Named("step_1")).error, "on node \"node2\": no room");
   for (const Node& node : all_) EXPECT_TRUE(node.parts.at(Named("step_1")).released);
   RunUntil([&] { return NothingIsInFlight(); });
   all_[1].no.clear();

@@ -25,9 +25,11 @@ class Rank:
         )
         self.part: Optional[ckptd.Part] = None
 
-    def save(self, tag: str, step: int, timeout: float = 30) -> List[object]:
+    def save(self, tag: str, step: int, timeout: float = 30, busy: str = "wait") -> List[object]:
         """A whole save, until it ends; returns what `outcome` does."""
-        return self._timed(lambda: self.run.save(tag, step=step, files=self._files(step), timeout=timeout))
+        return self._timed(
+            lambda: self.run.save(tag, step=step, files=self._files(step), timeout=timeout, busy=busy)
+        )
 
     def begin(
         self, tag: str, step: int, ranks: Optional[List[int]] = None, pointers: Optional[Dict[str, str]] = None

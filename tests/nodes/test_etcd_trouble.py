@@ -1,5 +1,6 @@
 """etcd that has used up its quota, and one from which somebody has removed a node's key."""
 
+from cluster import PROMPT_SECONDS
 from launches import words
 
 from harness import tags, until
@@ -29,6 +30,23 @@ def test_save_waits_until_etcd_has_room_and_goes_on(cluster, launch):
     assert words(ranks.outcomes()) == {"committed"}
     assert tags(cluster.root) == ["step_2", "step_1"]
     assert cluster.coordinator() is coordinator
+
+
+def test_save_with_skip_does_not_wait_for_an_etcd_that_is_away(cluster, launch):
+    ranks = launch()
+    assert words(ranks.save("step_1", 1)) == {"committed"}
+    killed = [0, 1]  # Of three: the one that is left answers nothing.
+    for member in killed:
+        cluster.etcd.kill(member)
+    for step in (2, 3):  # With a save that was made in advance, and without one.
+        ranks.start(f"me.save('step_{step}', {step}, busy='skip')")
+        outcomes = ranks.outcomes()
+        assert words(outcomes) <= {"SKIPPED", "skipped"}, outcomes
+        assert max(outcome.seconds for outcome in outcomes.values()) < PROMPT_SECONDS
+    for member in killed:
+        cluster.etcd.start(member)
+    cluster.wait_until_registered()
+    assert words(ranks.save("step_4", 4)) == {"committed"}
 
 
 def test_run_gets_another_coordinator_when_etcd_has_room(cluster, launch):

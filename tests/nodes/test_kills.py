@@ -2,6 +2,7 @@
 save commits.
 """
 
+import pytest
 from cluster import GRACE_SECONDS, LOSS_SECONDS, PROMPT_SECONDS
 from launches import assert_all_hear, words
 
@@ -89,6 +90,28 @@ def test_coordinator_lost_in_a_save_of_its_ranks_ends_it_by_another_one(cluster,
     own = ranks.outcomes(ranks.ranks_on(node))
     assert_all_hear(own, "NODE_LOST", ranks.ranks_on(node), PROMPT_SECONDS)
     assert_next_save_commits(cluster, ranks, "step_2", 2)
+
+
+@pytest.mark.parametrize("coordinates", [False, True])
+def test_daemon_that_is_restarted_says_what_it_loses(cluster, launch, coordinates):
+    ranks = launch()
+    assert words(ranks.save("step_1", 1)) == {"committed"}
+    node = cluster.coordinator() if coordinates else cluster.followers()[0]
+    *sealed, late = ranks.ranks_off(node)
+    ranks.do("me.begin('step_2', 2)")
+    ranks.do("me.seal()", [*ranks.ranks_on(node), *sealed])
+    ranks.start("me.outcome()", sealed)
+    assert node.end() == 0, node.log()
+    heard = ranks.outcomes(sealed)
+    assert_all_hear(heard, "NODE_LOST", ranks.ranks_on(node), PROMPT_SECONDS)
+    said = f'the daemon of node "{node.name}" was asked to end'
+    assert [outcome.message for outcome in heard.values() if said not in outcome.message] == []
+    node.start()
+    ranks.start("me.outcome()", [late])
+    assert words(ranks.outcomes([late])) == {"NODE_LOST"}
+    ranks.start("me.save('step_3', 3)")
+    assert_all_hear(ranks.outcomes(), "committed", [], PROMPT_SECONDS)
+    assert tags(cluster.root) == ["step_3", "step_1"]
 
 
 def test_save_of_other_nodes_outlives_the_coordinator(cluster, launch):

@@ -2,6 +2,7 @@
 #ifndef CKPTD_TESTS_TESTING_FAKE_SHARED_RUN_H_
 #define CKPTD_TESTS_TESTING_FAKE_SHARED_RUN_H_
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -49,6 +50,9 @@ class FakeSharedRun : public SharedRun {
     for (auto& answer : std::exchange(late_, {})) answer();
   }
 
+  // Whether the ledger answers with AnswerLate that an attempt acts.
+  bool activates_late = false;
+
   // What the nodes decide.
   void Change(const SaveId& save, Decision::Phase phase, int64_t sequence = 1,
               const absl::Status& end = absl::OkStatus()) {
@@ -67,6 +71,9 @@ class FakeSharedRun : public SharedRun {
   void Begin(const SaveId& save, Instant, const std::vector<int>& ranks) override {
     calls.push_back("Begin " + save.tag);
     begun_for = ranks;
+  }
+  void SkipAfter(const SaveId& save, Duration silence) override {
+    calls.push_back(absl::StrCat("SkipAfter ", save.tag, " ", silence / std::chrono::seconds(1)));
   }
   void Accept(const SaveId& save, const std::optional<storage::v1::RetentionPolicy>& retention) override {
     calls.push_back("Accept " + save.tag);
@@ -144,6 +151,12 @@ class FakeSharedRun : public SharedRun {
                         done(absl::OkStatus());
                       }),
           nodes_(*nodes) {}
+    void Activate(int64_t attempt, Answer<absl::Status> answer) override {
+      if (!nodes_.activates_late) return LocalLedger::Activate(attempt, std::move(answer));
+      nodes_.late_.push_back([this, attempt, answer = std::move(answer)]() mutable {
+        LocalLedger::Activate(attempt, std::move(answer));
+      });
+    }
     void DecideResume(int64_t attempt, const ResumeChoice& newest,
                       Answer<absl::StatusOr<ResumeChoice>> answer) override {
       if (!nodes_.damaged.contains(newest.sequence))

@@ -146,7 +146,7 @@ class Run(RetainedRun):
                 most 8, together 1024 bytes. Ranks may repeat them, but must not differ. A pointer is
                 rewritten when a daemon starts, and retention does not remove the checkpoint that it names.
             busy (str): what to do while there is no room: ``"wait"``, up to ``timeout``; ``"skip"``, which
-                gives this save up; or ``"supersede"``, which ends the older save that not all ranks have
+                gives this save up, also when the file system, or etcd, has not answered for 3 s; or ``"supersede"``, which ends the older save that not all ranks have
                 sealed. The level of a save that ended like that is ``"skipped"`` or ``"superseded"``.
                 Default: ``"wait"``
             timeout (float): seconds to wait for room, and for a daemon that restarts. Default: 30
