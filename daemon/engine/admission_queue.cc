@@ -24,7 +24,7 @@ AdmissionQueue::AdmissionQueue(Clock* clock, SegmentPool* pool, const SaveTable*
 void AdmissionQueue::Gather(Save* save) {
   const std::vector<int> missing = sizes_->UnknownRanks(*save);
   if (!missing.empty()) {
-    save->WaitFor(WaitsFor::kSizes, absl::StrCat("the sizes of ", missing.size(), " ranks"));
+    save->WaitFor(WaitsFor::kSizes, absl::StrCat("ranks ", JoinRanks(missing), " to begin it"));
     return;
   }
   save->phase = SavePhase::kQueued;

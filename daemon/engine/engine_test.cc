@@ -12,9 +12,12 @@
 namespace ckptd {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 using ::testing::SizeIs;
+using ::testing::UnorderedElementsAre;
 
 TEST_F(EngineTest, CommitsSaveOfTwoRanksWithoutFurtherCalls) {
   auto sessions = Launch("a", 2);
@@ -69,6 +72,40 @@ TEST_F(EngineTest, FirstSaveWaitsForSizesOfAllRanksAndNamesMissingRanks) {
   AdvanceClock(std::chrono::seconds(31));
   EXPECT_EQ(begun.reason(), "RANKS_MISSING");
   EXPECT_EQ(DetailsOf(begun.status())["ranks"], "0,2");
+}
+
+TEST_F(EngineTest, RanksWithDifferentTagsHearOfEachOther) {
+  auto sessions = Launch("a", 3);
+  auto one = Begin(sessions[0], BeginOf(0, "step_1", 1, 100));
+  auto third = Begin(sessions[2], BeginOf(2, "step_1", 1, 100));
+  auto two = Begin(sessions[1], BeginOf(1, "step-1", 1, 100));
+  AdvanceClock(std::chrono::seconds(9));
+  EXPECT_THAT(observer_.warnings, IsEmpty());
+  AdvanceClock(std::chrono::seconds(2));
+  EXPECT_THAT(observer_.warnings,
+              UnorderedElementsAre(
+                  AllOf(HasSubstr("the save of step_1 in the root "), HasSubstr("rank 1 saves step-1")),
+                  AllOf(HasSubstr("the save of step-1 in the root "),
+                        HasSubstr("rank 0 saves step_1, rank 2 saves step_1"))));
+  AdvanceClock(std::chrono::seconds(20));
+  EXPECT_EQ(one.reason(), "RANKS_MISSING");
+  EXPECT_THAT(std::string(one.status().message()),
+              HasSubstr("in its place rank 1 saves step-1: give all ranks the same root and tag"));
+  EXPECT_THAT(std::string(two.status().message()),
+              HasSubstr("in its place rank 0 saves step_1, rank 2 saves step_1"));
+  EXPECT_THAT(observer_.warnings, SizeIs(2)) << "once for each save";
+}
+
+// A rank that is late with the save before is not one with another tag.
+TEST_F(EngineTest, RankThatStillCopiesTheSaveBeforeSavesNothingElse) {
+  auto sessions = Launch("a", 2);
+  SaveAll(sessions, "step_1", 1);
+  auto two = Begin(sessions[0], BeginOf(0, "step_2", 2, 100));
+  auto late = Begin(sessions[1], BeginOf(1, "step_2", 2, 100));
+  auto three = Begin(sessions[0], BeginOf(0, "step_3", 3, 100));
+  RunQueued([&] { return two.has() && late.has() && three.has(); });
+  AdvanceClock(std::chrono::seconds(20));
+  EXPECT_THAT(observer_.warnings, IsEmpty());
 }
 
 TEST_F(EngineTest, AdmitsLaterSaveForAllRanksBySizesOfLastSave) {

@@ -135,9 +135,10 @@ struct Save {
   Instant begun_at, admitted_at, sealed_at, written_at;
   int64_t begun_unix_us = 0;
   Instant admission_deadline, commit_deadline;
-  double stall_seconds = 0;  // The largest that any rank reported.
-  int slowest_rank = -1;     // The rank that sealed last.
-  bool remembered = false;   // Its end is in the history, and the observer was told.
+  double stall_seconds = 0;      // The largest that any rank reported.
+  int slowest_rank = -1;         // The rank that sealed last.
+  bool remembered = false;       // Its end is in the history, and the observer was told.
+  bool warned_of_ranks = false;  // The log has said which ranks save something else.
   WaitsFor waits_for = WaitsFor::kNothing;
   std::string waits_for_words;  // `waits_for` with the details, for error messages.
   // Set some time after the end; then the parts are gone and only this is left of them.

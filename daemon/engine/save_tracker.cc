@@ -19,6 +19,8 @@ namespace ckptd {
 namespace {
 
 constexpr size_t kMaxMessageBytes = 1000;  // Of an Abort.
+constexpr std::chrono::seconds kWarnOfRanksAfter(10);
+
 bool IsReached(v1::Level level, v1::Level wanted) { return level >= v1::FAILED || level >= wanted; }
 
 bool AwaitsRoom(const Save& save) {
@@ -184,6 +186,7 @@ void SaveTracker::OnTick(Instant now) {
   for (const auto& [id, save] : saves_->all()) {
     AnswerWaiters(save);
     if (save->busy == v1::SKIP && AwaitsFileSystem(*save, now)) skipped.push_back(save);
+    WarnOfDifferentTags(save, now);
     // The nodes of a shared run end a save that is not admitted in time; each holds its own ranks to the
     // commit deadline.
     const bool awaits_room = AwaitsRoom(*save) && !save->shared;
@@ -200,8 +203,12 @@ void SaveTracker::OnTick(Instant now) {
                    {{"tag", save->key.tag}}),
          v1::SKIPPED);
   }
-  for (Save* save : late) {
-    if (absl::Status error = DeadlineError(*save); !error.ok()) Fail(save, error);
+  // Each says what the others are, before the first one is gone.
+  std::vector<absl::Status> errors;
+  for (Save* save : late) errors.push_back(DeadlineError(*save));
+  for (size_t i = 0; i < late.size(); ++i) {
+    // The end of another late save may have ended it, too.
+    if (!errors[i].ok() && !DeadlineError(*late[i]).ok()) Fail(late[i], errors[i]);
   }
 }
 
@@ -220,7 +227,43 @@ std::string SaveTracker::HoldersOfMemory(const Save& save) const {
   });
 }
 
-// OK if the save has ended since: the end of another late save may end it, too.
+// Which ranks wait in another save for a rank that waits for them in this one; in words, empty: none. They
+// were given another tag, or another root. Only saves of the same user count: no user may learn of another's
+// roots.
+std::string SaveTracker::SavesInstead(const Save& save) const {
+  std::vector<std::string> found;
+  const auto waits_for = [](const Save& waiting, int rank) {
+    const Part* part = waiting.FindPart(rank);
+    return waiting.Contributes(rank) && (part == nullptr || !part->begun);
+  };
+  for (const auto& [id, other] : saves_->all()) {
+    if (other == &save || other->run->uid != save.run->uid || other->world_size != save.world_size) continue;
+    const bool is_waited_for = std::any_of(save.parts.begin(), save.parts.end(), [&](const auto& part) {
+      return part.second.begun && waits_for(*other, part.first);
+    });
+    if (!is_waited_for) continue;
+    for (const auto& [rank, part] : other->parts) {
+      if (!part.begun || part.sealed || !waits_for(save, rank)) continue;
+      found.push_back(absl::StrCat("rank ", rank, " saves ", other->key.tag,
+                                   other->run == save.run ? "" : " in the root " + other->run->path));
+    }
+  }
+  if (found.empty()) return "";
+  return absl::StrCat("; in its place ", absl::StrJoin(found, ", "),
+                      ": give all ranks the same root and tag");
+}
+
+void SaveTracker::WarnOfDifferentTags(Save* save, Instant now) {
+  if (save->warned_of_ranks || now < save->begun_at + kWarnOfRanksAfter) return;
+  if (save->phase != SavePhase::kGathering && save->phase != SavePhase::kAdmitted) return;
+  const std::string instead = SavesInstead(*save);
+  if (instead.empty()) return;
+  save->warned_of_ranks = true;
+  observer_->OnWarning(absl::StrCat("the save of ", save->key.tag, " in the root ", save->run->path,
+                                    " waits for ranks ", JoinRanks(save->UnsealedRanks()), instead));
+}
+
+// OK if the save has ended since.
 absl::Status SaveTracker::DeadlineError(const Save& save) const {
   if (save.phase == SavePhase::kQueued || save.phase == SavePhase::kTarget) {
     std::string what = save.phase == SavePhase::kTarget
@@ -237,12 +280,13 @@ absl::Status SaveTracker::DeadlineError(const Save& save) const {
     return RanksMissing(save, sizes_->UnknownRanks(save),
                         absl::StrCat(" have not begun the save of ", save.key.tag,
                                      " in time; every rank of the launch begins every save, one that has "
-                                     "nothing to save with no files, unless the save names its ranks"));
+                                     "nothing to save with no files, unless the save names its ranks",
+                                     SavesInstead(save)));
   }
   if (save.phase == SavePhase::kAdmitted) {
-    return RanksMissing(
-        save, save.UnsealedRanks(),
-        absl::StrCat(" have not sealed their part of ", save.key.tag, " in time (commit_timeout)"));
+    return RanksMissing(save, save.UnsealedRanks(),
+                        absl::StrCat(" have not sealed their part of ", save.key.tag,
+                                     " in time (commit_timeout)", SavesInstead(save)));
   }
   return absl::OkStatus();
 }

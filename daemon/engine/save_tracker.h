@@ -92,6 +92,8 @@ class SaveTracker {
   void OnDiscarded(Save* save, const absl::Status& discarded);
   void AnswerLateBegins(Save* save);
   std::string HoldersOfMemory(const Save& save) const;
+  std::string SavesInstead(const Save& save) const;
+  void WarnOfDifferentTags(Save* save, Instant now);
   absl::Status DeadlineError(const Save& save) const;
 
   Clock* const clock_;
