@@ -148,18 +148,20 @@ void NodesRun::EndRegistration() {
 }
 
 // Binds the run to this directory, if it is the first, or compares. An etcd that is another one, or was
-// restored from a backup, may not have heard of all that is in the root: new terms and sequences come after
-// those.
+// restored from a backup, may not have heard of all that is in the root: new terms, sequences and attempts
+// come after those. (The number of an attempt is part of a save's name: a save of an attempt that has one of
+// the root's would be taken for a checkpoint that is there.)
 void NodesRun::BindRoot() {
   const LedgerKeys keys(prefix_);
   const auto copied = std::make_shared<absl::Status>();
   const auto bind = [this, keys, copied](LedgerCalls::Answer<absl::Status> done) {
     CompareAndSwap swap;
-    swap.ranges = {{keys.Sequence()}, {keys.Root()}, {keys.Term()}, {keys.SaveState(newest_)}};
+    swap.ranges = {{keys.Sequence()},         {keys.Root()},          {keys.Term()},
+                   {keys.SaveState(newest_)}, {keys.AttemptInRoot()}, {keys.Head(highest_attempt_)}};
     swap.held = {node_->Held()};
-    swap.decide =
-        [keys, copied, run = root_.id, here = RootOf(root_), newest = newest_, known = highest_,
-         term = highest_term_](const CompareAndSwap::Found& found) -> std::vector<etcdserverpb::RequestOp> {
+    swap.decide = [keys, copied, run = root_.id, here = RootOf(root_), newest = newest_, known = highest_,
+                   term = highest_term_, attempt = highest_attempt_](
+                      const CompareAndSwap::Found& found) -> std::vector<etcdserverpb::RequestOp> {
       *copied = CheckRunRoot(run, here, found[1]);
       if (!copied->ok()) return {};
       std::vector<etcdserverpb::RequestOp> operations;
@@ -168,6 +170,11 @@ void NodesRun::BindRoot() {
       if (last_term.term() < term) {
         last_term.set_term(term);
         operations.push_back(Put(keys.Term(), last_term.SerializeAsString()));
+      }
+      auto in_root = FirstOf<ledger::v1::ActiveAttempt>(found[4]);
+      if (found[5].empty() && in_root.attempt() < attempt) {
+        in_root.set_attempt(attempt);
+        operations.push_back(Put(keys.AttemptInRoot(), in_root.SerializeAsString()));
       }
       auto last = FirstOf<ledger::v1::LastSequence>(found[0]);
       // A save that is a checkpoint, and that etcd would give to ranks once more: it is not the last one any
@@ -438,7 +445,10 @@ void NodesRun::ApplyDecided(RootSnapshot* root) {
   highest_ = std::max(highest_, root->highest_sequence);
   highest_term_ = std::max(highest_term_, root->highest_term);
   if (!root->committed.empty()) newest_ = std::max(newest_, root->committed.rbegin()->first);
-  for (auto& [sequence, checkpoint] : root->committed) damages_->Apply(&checkpoint);
+  for (auto& [sequence, checkpoint] : root->committed) {
+    damages_->Apply(&checkpoint);
+    highest_attempt_ = std::max(highest_attempt_, checkpoint.summary.attempt());
+  }
   if (!removals_known_) KeepShown(root);
   half_removed_ = root->half_removed;
   for (auto checkpoint = root->committed.begin(); checkpoint != root->committed.end();) {

@@ -183,8 +183,9 @@ class NodesRun : public SharedRun, public NodesReading {
   bool started_ = false;
   std::string prefix_;  // Of the run's keys; empty until the root is open.
   SharedFilesIo::RunOfRoot root_;
-  // What the root has shown: the highest sequence and term in it, and the sequence of the newest checkpoint.
-  int64_t highest_ = 0, highest_term_ = 0, newest_ = 0;
+  // What the root has shown: the highest sequence and term in it, the sequence of the newest checkpoint, and
+  // the newest attempt that has saved one.
+  int64_t highest_ = 0, highest_term_ = 0, newest_ = 0, highest_attempt_ = 0;
   std::optional<NodeIdentity> node_;
 
   // From the opening of the root on.

@@ -71,7 +71,8 @@ JoinRound::JoinRound(LedgerKeys keys, NodeIdentity node, RunState::Living living
 
 std::vector<CompareAndSwap::Range> JoinRound::Ranges() const {
   if (joins_.empty()) return {{keys_.Living(node_.name)}};
-  std::vector<CompareAndSwap::Range> ranges = {{keys_.Heads(), true}, {keys_.Active()}};
+  std::vector<CompareAndSwap::Range> ranges = {
+      {keys_.Heads(), true}, {keys_.Active()}, {keys_.AttemptInRoot()}};
   for (const int block : blocks_) ranges.push_back({keys_.Block(block), true});
   if (needs_.others) {
     ranges.push_back({keys_.AttemptsFrom(needs_.acting), false, PrefixEnd(keys_.Attempts())});

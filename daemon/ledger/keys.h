@@ -31,6 +31,7 @@ class LedgerKeys {
   std::string Sequence() const { return prefix_ + "sequence"; }
   std::string Coordinator() const { return prefix_ + "coordinator"; }
   std::string Term() const { return prefix_ + "term"; }
+  std::string AttemptInRoot() const { return prefix_ + "attempt_in_root"; }
 
   // What a join reads of the launches: few bytes, and no key that changes.
   std::string Heads() const { return prefix_ + "heads/"; }

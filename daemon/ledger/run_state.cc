@@ -70,6 +70,10 @@ void RunState::Read(const etcdserverpb::KeyValue& pair) {
     active.ParseFromString(pair.value());
     active_ = active.attempt();
     LaunchOf(active_).set_active(true);
+  } else if (pair.key() == keys_.AttemptInRoot()) {
+    ledger::v1::ActiveAttempt in_root;
+    in_root.ParseFromString(pair.value());
+    LaunchOf(in_root.attempt());  // Of a launch that nobody knows any more.
   } else if (pair.key() == keys_.Sequence()) {
     ledger::v1::LastSequence last;
     last.ParseFromString(pair.value());

@@ -110,6 +110,7 @@ absl::StatusOr<int64_t> LocalLedger::JoinNow(const JoinSpec& spec) {
   Launch* newest_generation = nullptr;
   int64_t newest_attempt = 0;
   for (Launch& launch : *record_.mutable_launches()) {
+    if (launch.launch_id().empty()) continue;  // Only its number is known. Its processes have ended.
     newest_attempt = std::max(newest_attempt, launch.attempt());
     if (launch.launch_id() == spec.launch_id) newest_generation = &launch;
   }

@@ -1843,6 +1843,29 @@ TEST_P(NodesRunContract, SequenceOfACheckpointThatEtcdHasForgottenIsNotGivenAgai
   EXPECT_GT(root_.tags["step_3"], 2);
 }
 
+TEST_P(NodesRunContract, AttemptOfACheckpointThatEtcdHasForgottenIsNotGivenAgain) {
+  SaveAll("step_1");
+  for (Node& node : all_) Kill(node);
+  root_.tags["step_2"] = 2;
+  root_.attempts[2] = 7;
+  for (Node& node : all_) Start(node);
+  for (Node& node : all_) EXPECT_EQ(Join(node, "launch2").value_or(-1), 8);
+}
+
+TEST_P(NodesRunContract, LaunchJoinsAgainAlsoAfterAnAttemptThatEtcdHasForgotten) {
+  for (Node& node : all_) Kill(node);
+  root_.tags["step_2"] = 2;
+  root_.attempts[2] = 7;
+  for (Node& node : all_) Start(node);
+  for (Node& node : all_) {
+    Ledger::JoinSpec spec = SpecOf(node, "launch1", kNodes);
+    spec.instance += " again";
+    const auto attempt =
+        Ask<absl::StatusOr<int64_t>>([&](auto done) { node.run->ledger()->Join(spec, std::move(done)); });
+    EXPECT_EQ(attempt.value_or(-1), 8) << attempt.status();
+  }
+}
+
 TEST_P(NodesRunContract, TermsComeAfterThoseThatTheRootHas) {
   for (Node& node : all_) Kill(node);
   root_.highest_term = 41;  // A record of a lower term would not count.

@@ -208,6 +208,8 @@ class FakeSharedFiles : public SharedFilesIo {
     CommittedCheckpoint checkpoint;
     checkpoint.summary.set_tag(tag);
     checkpoint.summary.set_sequence(sequence);
+    if (const auto found = root_.attempts.find(sequence); found != root_.attempts.end())
+      checkpoint.summary.set_attempt(found->second);
     if (const auto found = root_.damaged.find(sequence); found != root_.damaged.end()) {
       checkpoint.damage.emplace();
       checkpoint.damage->set_tag(tag);

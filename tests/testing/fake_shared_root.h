@@ -48,8 +48,9 @@ class FakeSharedRoot {
   std::map<int64_t, std::vector<std::string>> manifests;  // Each one that was written of a sequence.
   std::set<int64_t> removed;
   int64_t highest_term = 0;
-  std::set<int64_t> pointed;          // Sequences that pointer files name.
-  std::map<int64_t, int64_t> copies;  // How often each sequence was put back.
+  std::map<int64_t, int64_t> attempts = {};  // That have saved them, by sequence; others: not said.
+  std::set<int64_t> pointed;                 // Sequences that pointer files name.
+  std::map<int64_t, int64_t> copies;         // How often each sequence was put back.
   // Sequences that the root does not show for now, as if its names were stale.
   std::set<int64_t> hidden;
   std::map<int64_t, std::string> damaged;  // By sequence: what the record of the run says.
