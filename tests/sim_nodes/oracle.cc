@@ -24,6 +24,31 @@ std::string NameOf(const SaveId& save) {
   return absl::StrCat("attempt ", save.attempt, " ", save.tag, "#", save.ordinal);
 }
 
+// ---- etcd taken back
+
+int64_t Oracle::IdOf(int64_t attempt) const {
+  for (auto restore = restores_.rbegin(); restore != restores_.rend(); ++restore) {
+    if (attempt > restore->first) return attempt + restore->second;
+  }
+  return attempt;
+}
+
+// What etcd has forgotten may come otherwise: a save that had failed may be published, and one that was to
+// replace another one may not be. No checkpoint is lost by that.
+void Oracle::EtcdRestored(int64_t newest, int64_t last, const std::set<int64_t>& known_damaged) {
+  Fault();
+  const int64_t raised = std::max(IdOf(newest), std::max(acted_, asked_)) - last;
+  std::erase_if(restores_, [last](const auto& restore) { return restore.first >= last; });
+  restores_.emplace_back(last, raised);
+  for (auto& [id, save] : saves_) {
+    save.of_backup = true;
+    if (save.outcome != v1::COMMITTED) save.outcome.reset();
+  }
+  for (const auto& [tag, sequence] : replaced_) lost_to_others_.insert(sequence);
+  replaced_.clear();
+  std::erase_if(told_damaged_, [&](int64_t sequence) { return !known_damaged.contains(sequence); });
+}
+
 // ---- attempts
 
 void Oracle::TookEffect(int64_t attempt, int64_t acted_before, const std::string& by) {
@@ -51,7 +76,11 @@ int64_t Oracle::NewestWhole(int64_t up_to) const {
 }
 
 void Oracle::Resumed(int64_t attempt, int64_t sequence, const std::string& tag,
-                     const std::set<int64_t>& told_before) {
+                     const std::set<int64_t>& told_before, bool allows_suspect) {
+  if (suspect_.contains(sequence) && !allows_suspect) {
+    Violated(absl::StrCat("attempt ", attempt, " resumes from ", tag,
+                          ", which is suspect, and has not asked for that"));
+  }
   // Only damage takes a decision back.
   std::set<int64_t>& told = resumed_[attempt];
   told.insert(sequence);
@@ -144,8 +173,10 @@ void Oracle::OutcomeReported(const SaveId& id, const std::string& rank, v1::Leve
   }
   if (!committed) return Failed(id, save, rank, level, reason);
   ++commits_;
-  newest_reported_ = std::max(newest_reported_, sequence);
-  reported_.insert(sequence);
+  if (!save.suspect) {
+    newest_reported_ = std::max(newest_reported_, sequence);
+    reported_.insert(sequence);
+  }
   if (save.published != sequence) {
     Violated(absl::StrCat("the save of ", NameOf(id), " is reported as COMMITTED with sequence ", sequence,
                           ", but was published with ", save.published));
@@ -160,13 +191,16 @@ void Oracle::Failed(const SaveId& id, const Save& save, const std::string& rank,
   if (save.told_sealed && NeedsTrainers(reason)) Violated(absl::StrCat(what, "all ranks had sealed"));
   // Another program may have taken the tag long before, of which no node knew when the save began.
   const bool is_taken = reason == "TAG_FOREIGN" && taken_.contains(id.tag);
-  if (save.told_sealed && faults_ == save.faults_before && !is_taken)
+  const bool is_suspect = reason == "SUSPECT" && save.suspect;
+  if (save.told_sealed && faults_ == save.faults_before && !is_taken && !is_suspect)
     Violated(absl::StrCat(what, "all ranks had sealed, and which was hit by no fault"));
 }
 
 // ---- the disk
 
-void Oracle::Published(const SaveId& id, int64_t sequence, const std::map<int, sim::Contents>& contents) {
+void Oracle::Published(const SaveId& id, const storage::v1::ManifestSummary& summary,
+                       const std::map<int, sim::Contents>& contents) {
+  const int64_t sequence = summary.sequence();
   const std::string what =
       absl::StrCat("the save of ", NameOf(id), ", sequence ", sequence, ", is published");
   const auto found = saves_.find(id);
@@ -175,7 +209,13 @@ void Oracle::Published(const SaveId& id, int64_t sequence, const std::map<int, s
   if (!published_.insert(sequence).second || save.published != 0) Violated(absl::StrCat(what, " twice"));
   save.published = sequence;
   replaced_.erase(id.tag);
-  if (sequence <= last_published_) Violated(absl::StrCat(what, " after sequence ", last_published_));
+  if (save.suspect != !summary.suspect().empty()) {
+    Violated(absl::StrCat(what, save.suspect ? " as good" : " as suspect",
+                          ", which is not what its ranks have sealed"));
+  }
+  if (save.suspect) suspect_.insert(sequence);
+  if (sequence <= last_published_ && !save.of_backup)
+    Violated(absl::StrCat(what, " after sequence ", last_published_));
   last_published_ = std::max(last_published_, sequence);
   if (save.begun != 0 && save.begun != sequence)
     Violated(absl::StrCat(what, ", and its ranks have heard of sequence ", save.begun));
@@ -205,7 +245,8 @@ void Oracle::TagTaken(const std::string& tag) {
     lost_to_others_.insert(replaced->second);
 }
 
-void Oracle::Removed(const std::string& tag, int64_t sequence, const std::map<int64_t, std::string>& left) {
+void Oracle::Removed(const std::string& tag, int64_t sequence, const std::map<int64_t, std::string>& left,
+                     bool replaced) {
   const std::string what = absl::StrCat("the checkpoint ", tag, ", sequence ", sequence, ", is removed, ");
   removed_.insert(sequence);
   for (const auto& [lease, read] : leases_) {
@@ -214,15 +255,19 @@ void Oracle::Removed(const std::string& tag, int64_t sequence, const std::map<in
   }
   // A save of the same tag takes its place, a moment later.
   for (const auto& [id, save] : saves_) {
-    if (id.tag == tag && save.published == 0 && IsSealed(save) && save.begun > sequence) {
+    if (id.tag == tag && save.published == 0 && IsSealed(save) && save.begun > sequence &&
+        (!save.suspect || suspect_.contains(sequence))) {
       replaced_[tag] = sequence;
       return;
     }
   }
+  if (replaced) Violated(absl::StrCat(what, "for a save, and none of its tag may replace it"));
   if (replaced_.empty() && (left.empty() || left.rbegin()->first < sequence))
     Violated(absl::StrCat(what, "and is the newest"));
-  if (!kept_ || static_cast<int>(left.size() + replaced_.size()) < *kept_) {
-    Violated(absl::StrCat(what, "and leaves ", left.size(), "; the number to keep is ",
+  const auto good = std::count_if(left.begin(), left.end(),
+                                  [this](const auto& other) { return !suspect_.contains(other.first); });
+  if (!kept_ || (good + static_cast<int64_t>(replaced_.size()) < *kept_ && !suspect_.contains(sequence))) {
+    Violated(absl::StrCat(what, "and leaves ", good, " good ones; the number to keep is ",
                           kept_ ? absl::StrCat(*kept_) : "all"));
   }
 }
@@ -242,6 +287,8 @@ void Oracle::Latest(const std::string& daemon, int64_t sequence) {
     Violated(absl::StrCat("latest of ", daemon, " went back from sequence ", latest, " to ", sequence));
   if (sequence != 0 && !published_.contains(sequence))
     Violated(absl::StrCat("latest of ", daemon, " is sequence ", sequence, ", which was never published"));
+  if (suspect_.contains(sequence))
+    Violated(absl::StrCat("latest of ", daemon, " is sequence ", sequence, ", which is suspect"));
   latest = sequence;
 }
 

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "ckptd/storage/v1/storage.pb.h"
 #include "ckptd/v1/types.pb.h"
 #include "daemon/engine/save_id.h"
 #include "tests/sim/marks.h"
@@ -35,8 +36,16 @@ class Oracle {
   // an error of the disk. What ranks do is none, and neither is what etcd and the file system may always do.
   void Fault() { ++faults_; }
 
+  // ---- etcd taken back
+  // Etcd counts attempts, so a restored one gives the same numbers again. The oracle's own never come twice.
+  int64_t IdOf(int64_t attempt) const;
+  // Etcd was restored, while no daemon and no rank lived, from a backup that knows attempts up to `last` and
+  // these damaged checkpoints, with what the root says of them. `newest`: the last attempt before that.
+  void EtcdRestored(int64_t newest, int64_t last, const std::set<int64_t>& known_damaged);
+
   // ---- attempts
-  // A request was answered with OK: from then on earlier attempts are fenced off.
+  // All attempts are those of IdOf. A request was answered with OK: from then on earlier attempts are fenced
+  // off.
   void TookEffect(int64_t attempt, int64_t acted_before, const std::string& by);
   int64_t acted() const { return acted_; }  // For `acted_before`, when a request is sent.
   void RequestSent(int64_t attempt) { asked_ = std::max(asked_, attempt); }
@@ -46,7 +55,7 @@ class Oracle {
   void ResumeSent(int64_t attempt);
   // `told_before`: told_damaged() when the rank asked.
   void Resumed(int64_t attempt, int64_t sequence, const std::string& tag,
-               const std::set<int64_t>& told_before);
+               const std::set<int64_t>& told_before, bool allows_suspect);
   // The rank says that it has read its part.
   void FinishSent(int64_t attempt, int rank, int64_t sequence) {
     finishes_[{attempt, sequence}].insert(rank);
@@ -69,6 +78,8 @@ class Oracle {
   // Whether a rank has heard so.
   bool IsAdmitted(const SaveId& save) const { return saves_.at(save).begun != 0; }
   void SealSent(const SaveId& save, int rank, const sim::Contents& contents);
+  // A rank seals the save as suspect.
+  void Suspected(const SaveId& save) { saves_[save].suspect = true; }
   void ToldSealed(const SaveId& save);
   void OutcomeReported(const SaveId& save, const std::string& rank, v1::Level level,
                        const std::string& reason, int64_t sequence);
@@ -76,11 +87,18 @@ class Oracle {
   int64_t commits() const { return commits_; }
 
   // ---- the disk
-  void Published(const SaveId& save, int64_t sequence, const std::map<int, sim::Contents>& contents);
+  void Published(const SaveId& save, const storage::v1::ManifestSummary& summary,
+                 const std::map<int, sim::Contents>& contents);
+  const std::set<int64_t>& published() const { return published_; }
+  bool IsPublished(int64_t sequence) const { return published_.contains(sequence); }
+  bool IsSuspect(int64_t sequence) const { return suspect_.contains(sequence); }
   // By another program.
   void TagTaken(const std::string& tag);
-  // A removal has begun. `left`: the tags of the other checkpoints, by sequence.
-  void Removed(const std::string& tag, int64_t sequence, const std::map<int64_t, std::string>& left);
+  // A removal has begun. `left`: the tags of the other checkpoints, by sequence. `replaced`: a save is to
+  // take its place.
+  void Removed(const std::string& tag, int64_t sequence, const std::map<int64_t, std::string>& left,
+               bool replaced);
+  bool IsRemoved(int64_t sequence) const { return removed_.contains(sequence); }
 
   // ---- readers
   // `node`: the daemon that has given the lease. `losses_before`: losses(node) when the rank asked for it. If
@@ -100,6 +118,8 @@ class Oracle {
   struct Save {
     std::set<int> ranks;  // That have something to save.
     int64_t faults_before = 0;
+    bool suspect = false;      // A rank has sealed it as suspect.
+    bool of_backup = false;    // It was begun before etcd was taken back.
     bool begun_late = false;   // A later attempt had acted before the first rank began it,
     bool sealed_late = false;  // and before a rank sealed it.
     std::map<int, sim::Contents> sealed;
@@ -119,8 +139,11 @@ class Oracle {
   std::function<bool(int node)> holds_;
   int64_t faults_ = 0;
   int64_t acted_ = 0, asked_ = 0;
+  // Where the numbers of attempts were given anew: the last one of the backup, and what the later ones are
+  // raised by.
+  std::vector<std::pair<int64_t, int64_t>> restores_;
   int64_t newest_reported_ = 0, last_published_ = 0;
-  std::set<int64_t> published_;
+  std::set<int64_t> published_, suspect_;
   // Tags whose older checkpoint is gone, and whose newer one is not there yet: the sequence of the older.
   std::map<std::string, int64_t> replaced_;
   std::set<std::string> taken_;  // Tags that another program has.
@@ -130,7 +153,7 @@ class Oracle {
   // what they have agreed on.
   std::map<int64_t, int64_t> resume_at_least_, agreed_;
   std::map<int64_t, std::set<int64_t>> resumed_;
-  std::set<int64_t> reported_;  // As COMMITTED.
+  std::set<int64_t> reported_;  // As COMMITTED, and not suspect.
   std::set<int64_t> damaged_, told_damaged_, removed_;
   std::map<std::pair<int64_t, int64_t>, std::set<int>> finishes_;
   std::map<SaveId, Save> saves_;

@@ -31,12 +31,14 @@ constexpr const char* kNames[kOperationKinds] = {"launch",
                                                  "damage",
                                                  "full",
                                                  "register anew",
-                                                 "hang node"};
+                                                 "hang node",
+                                                 "restore etcd"};
 
 // Random streams of what came later, so that the histories of other seeds stay as they were. They leave out
 // the seeds that have failed once (nodes_simulation_test.cc).
 constexpr uint64_t kDamageStream = 21, kReadersStream = 50, kFollowedDamageStream = 809, kConflictStream = 70,
-                   kFullStream = 909, kRegisterAnewStream = 1091, kHangNodeStream = 1261;
+                   kFullStream = 909, kRegisterAnewStream = 1091, kHangNodeStream = 1261,
+                   kSuspectStream = 2603, kRestoreStream = 1653;
 
 void AddReaders(Plan* plan) {
   sim::Random random(sim::Mix(plan->seed, kReadersStream));
@@ -82,6 +84,24 @@ void AddNodeHangs(Plan* plan) {
   for (int64_t i = random.Between(1, 3); i > 0; --i) {
     plan->operations.push_back({Duration(random.Below(plan->length.count())), OperationKind::kHangNode,
                                 random.Next(), random.Next()});
+  }
+}
+
+void AddSuspects(Plan* plan) {
+  sim::Random random(sim::Mix(plan->seed, kSuspectStream));
+  if (random.Percent(25)) plan->suspect = static_cast<int>(random.Between(3, 50));
+}
+
+// A launch follows each, as soon as the daemons may live again, or later.
+void AddRestores(Plan* plan) {
+  sim::Random random(sim::Mix(plan->seed, kRestoreStream));
+  if (!random.Percent(20)) return;
+  plan->disk.has_records = true;
+  for (int64_t i = random.Between(1, 2); i > 0; --i) {
+    const Duration at(random.Below(plan->length.count()));
+    plan->operations.push_back({at, OperationKind::kRestoreEtcd, random.Next(), random.Next()});
+    plan->operations.push_back(
+        {at + seconds(random.Between(5, 40)), OperationKind::kLaunch, random.Next(), random.Next()});
   }
 }
 
@@ -141,6 +161,7 @@ std::string Plan::ToString() const {
   const auto percent = [&words](int value, const char* name) {
     if (value > 0) absl::StrAppend(&words, ", ", name, " ", value, " %");
   };
+  percent(suspect, "suspect");
   percent(etcd.lost_requests, "lost requests");
   percent(etcd.lost_answers, "lost answers");
   percent(etcd.late_requests, "late requests");
@@ -155,6 +176,7 @@ std::string Plan::ToString() const {
   percent(disk.remove, "remove");
   percent(disk.conflict, "conflict");
   add(disk.shows_hangs, "hangs of one node");
+  add(disk.has_records, "records");
   return words;
 }
 
@@ -213,6 +235,8 @@ Plan PlanOf(uint64_t seed) {
   AddFull(&plan);
   AddRegistrations(&plan);
   AddNodeHangs(&plan);
+  AddSuspects(&plan);
+  AddRestores(&plan);
   std::stable_sort(plan.operations.begin(), plan.operations.end(),
                    [](const Operation& x, const Operation& y) { return x.at < y.at; });
   return plan;

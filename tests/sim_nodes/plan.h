@@ -38,9 +38,10 @@ enum class OperationKind {
   kFull,          // etcd has used up its quota, until an operator makes room.
   kRegisterAnew,  // A daemon gives up a registration that is good.
   kHangNode,      // The file system of one node, mostly of the coordinator's.
+  kRestoreEtcd,   // From a backup, while the job and all daemons are stopped.
 };
 inline constexpr int kSwarmKinds = static_cast<int>(OperationKind::kForeign) + 1;  // Of any seed.
-inline constexpr int kOperationKinds = static_cast<int>(OperationKind::kHangNode) + 1;
+inline constexpr int kOperationKinds = static_cast<int>(OperationKind::kRestoreEtcd) + 1;
 
 struct Operation {
   Duration at{};
@@ -63,6 +64,7 @@ struct Plan {
   bool short_timeouts = false;
   bool readers = false;  // Ranks read older checkpoints all the time.
   bool damage = false;   // Ranks find what has changed in a checkpoint, and what they miss of one.
+  int suspect = 0;       // Percentage of parts that a rank calls suspect.
   Duration length{};
   std::vector<Operation> operations;  // Sorted by time.
 

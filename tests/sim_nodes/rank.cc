@@ -135,10 +135,12 @@ void Rank::Join() {
       });
 }
 
-void Rank::Joined(int64_t attempt) {
+void Rank::Joined(int64_t ledger_attempt) {
+  const int64_t attempt = world_.oracle().IdOf(ledger_attempt);
   if (attempt_ != 0 && attempt_ != attempt)
     world_.oracle().Violated(absl::StrCat(ToString(), " reconnected and was given attempt ", attempt));
   attempt_ = attempt;
+  attempt_of_ledger_ = ledger_attempt;
   joined_ = true;
   for (const SavingPtr& saving : savings_) {
     // What was begun with a daemon that has ended is asked for; what is lost is begun no more.
@@ -159,6 +161,7 @@ void Rank::Resume() {
   v1::ResumeRequest request;
   request.set_run(root_);
   request.set_rank(rank_);
+  request.set_allow_suspect(allows_suspect_);
   request.mutable_timeout()->set_seconds(random_.Percent(20) ? 1 : 60);
   world_.oracle().RequestSent(attempt_);
   world_.oracle().ResumeSent(attempt_);
@@ -175,12 +178,14 @@ void Rank::Resume() {
                             world_.Count(absl::StrCat("resume ", reason));
                             // Other ranks of the attempt may have gone on, and have committed since.
                             if (reason == "NO_CHECKPOINT") return Kill();
+                            if (reason == "SUSPECT") allows_suspect_ = true;
                             Later(milliseconds(500), &Rank::Resume);
                           });
 }
 
 void Rank::Resumed(const v1::ResumeResponse& answer, const std::set<int64_t>& told_before) {
-  world_.oracle().Resumed(attempt_, answer.checkpoint().sequence(), answer.checkpoint().tag(), told_before);
+  world_.oracle().Resumed(attempt_, answer.checkpoint().sequence(), answer.checkpoint().tag(), told_before,
+                          allows_suspect_);
   for (const v1::Checkpoint& passed : answer.passed_over()) {
     if (passed.has_damage()) world_.oracle().CalledDamaged(node_.name(), passed.sequence());
   }

@@ -44,8 +44,10 @@ class Rank : public std::enable_shared_from_this<Rank> {
   void DaemonGone();
   // Opens a checkpoint, and closes it a while later.
   void Open(const std::string& tag);
-  // Does one more save, the same on all ranks.
-  void LastSave();
+  // Does one more save, the same on all ranks. `ordinal`: of its tag.
+  void LastSave(int64_t ordinal);
+  // Its directory was not there.
+  bool last_save_had_no_directory() const { return last_save_had_no_directory_; }
   bool last_save_committed() const { return last_save_committed_; }
 
  private:
@@ -85,7 +87,7 @@ class Rank : public std::enable_shared_from_this<Rank> {
 
   void Connect();
   void Join();
-  void Joined(int64_t attempt);
+  void Joined(int64_t ledger_attempt);
   void Resume();
   void Resumed(const v1::ResumeResponse& answer, const std::set<int64_t>& told_before);
   void FinishResume(int64_t sequence);
@@ -128,9 +130,11 @@ class Rank : public std::enable_shared_from_this<Rank> {
   SessionId session_ = 0;
   int64_t daemon_ = 0;  // That of the session.
   std::string root_;
-  int64_t attempt_ = 0;
+  int64_t attempt_ = 0;            // As the oracle numbers them,
+  int64_t attempt_of_ledger_ = 0;  // and as etcd does.
   bool joined_ = false, resumed_ = false, resuming_ = false;
-  bool last_save_committed_ = false;
+  bool last_save_committed_ = false, last_save_had_no_directory_ = false;
+  bool allows_suspect_ = false;  // Resumes from a suspect checkpoint, too.
   int failed_resumes_ = 0;
   int saves_ = 0;
   std::vector<SavingPtr> savings_;                           // In progress.

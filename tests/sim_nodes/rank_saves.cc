@@ -94,8 +94,9 @@ void Rank::NextSave() {
   Later(random_.Spread(milliseconds(20), seconds(2)), &Rank::NextSave);
 }
 
-void Rank::LastSave() {
+void Rank::LastSave(int64_t ordinal) {
   SavePlan plan;
+  plan.ordinal = ordinal;
   plan.tag = absl::StrCat("last-", launch_->id);
   plan.ranks = launch_->AllRanks();
   plan.files[absl::StrCat("r", rank_)] = 100;
@@ -226,6 +227,13 @@ void Rank::Seal(const SavingPtr& saving) {
     spec.set_path(path);
     spec.set_size_bytes(size);
   }
+  // A retry says the same.
+  sim::Random random(sim::Mix(sim::Mix(NameOf(saving->name)), static_cast<uint64_t>(rank_)));
+  if (!saving->last && random.Percent(world_.plan().suspect)) {
+    request.set_suspect("as planned");
+    world_.oracle().Suspected(saving->name);
+    world_.Count("suspect parts");
+  }
   world_.oracle().SealSent(saving->name, rank_, saving->contents);
   saving->outstanding = true;
   Ask<v1::SealResponse>(&Engine::Seal, absl::StrCat("Seal ", NameOf(saving->name)), request,
@@ -247,7 +255,7 @@ void Rank::Wait(const SavingPtr& saving) {
   const Duration timeout = random_.Percent(50) ? random_.Spread(milliseconds(1), seconds(1)) : seconds(30);
   SetDuration(timeout, request.mutable_timeout());
   request.set_sequence(saving->sequence);
-  request.set_attempt(attempt_);
+  request.set_attempt(attempt_of_ledger_);
   saving->outstanding = true;
   Ask<v1::WaitResponse>(&Engine::Wait, absl::StrCat("Wait ", NameOf(saving->name)), request,
                         [this, saving](const absl::StatusOr<v1::WaitResponse>& answer) {
@@ -266,7 +274,10 @@ void Rank::HearEnd(const SavingPtr& saving, const v1::Checkpoint& checkpoint) {
   if (checkpoint.level() < v1::COMMITTED) return ContinueLater(saving);
   world_.oracle().OutcomeReported(saving->name, ToString(), checkpoint.level(), checkpoint.error().reason(),
                                   checkpoint.sequence());
-  if (saving->last && checkpoint.level() == v1::COMMITTED) last_save_committed_ = true;
+  if (saving->last) {
+    last_save_committed_ = checkpoint.level() == v1::COMMITTED;
+    last_save_had_no_directory_ = checkpoint.error().reason() == "ENOENT";
+  }
   Done(saving);
   if (checkpoint.error().reason() == "FENCED") Fenced();
 }

@@ -7,7 +7,9 @@
 #include "absl/strings/str_cat.h"
 #include "storage/base/errors.h"
 #include "storage/base/reasons.h"
+#include "storage/base/status_macros.h"
 #include "storage/commit/commit_rules.h"
+#include "storage/commit/scan.h"
 #include "storage/commit/shared_scan.h"
 
 namespace ckptd::sim_nodes {
@@ -44,10 +46,23 @@ std::vector<std::string> SharedDisk::Tags() const {
   return tags;
 }
 
+std::set<int64_t> SharedDisk::Sequences() const {
+  std::set<int64_t> sequences;
+  for (const auto& [tag, checkpoint] : names_.tags) sequences.insert(checkpoint->summary.sequence());
+  return sequences;
+}
+
+std::set<int64_t> SharedDisk::RecordedDamage() const {
+  std::set<int64_t> sequences;
+  for (const auto& [sequence, damage] : record_) sequences.insert(sequence);
+  return sequences;
+}
+
 void SharedDisk::Damage(uint64_t which) {
   std::map<int64_t, const Checkpoint*> committed;
-  for (const auto& [tag, checkpoint] : names_.tags)
-    committed[checkpoint->summary.sequence()] = checkpoint.get();
+  for (const auto& [tag, checkpoint] : names_.tags) {
+    if (checkpoint->summary.suspect().empty()) committed[checkpoint->summary.sequence()] = checkpoint.get();
+  }
   if (committed.size() < 2) return;
   const auto newest = std::prev(committed.end()), before = std::prev(newest);
   if (damaged_.contains(newest->first) || damaged_.contains(before->first)) return;
@@ -119,12 +134,19 @@ absl::StatusOr<std::string> SharedDisk::MakeInflight(const std::string& node, co
 
 // What it finds at the tag or in the trash is there: it syncs that.
 absl::StatusOr<SharedPlace> SharedDisk::Find(const std::string& node, const SharedInflight& save) {
-  const Names view = View(node);
+  return PlaceOf(View(node), save);
+}
+
+SharedPlace SharedDisk::PlaceOf(const Names& view, const SharedInflight& save) {
   const auto at_tag = view.tags.find(save.tag);
   if (at_tag != view.tags.end() && at_tag->second->summary.sequence() == save.sequence)
     return SharedPlace::kPublished;
   if (view.inflight.contains(save.name)) return SharedPlace::kInFlight;
-  return view.trash.contains(save.name) ? SharedPlace::kInTrash : SharedPlace::kNowhere;
+  if (view.trash.contains(save.name)) return SharedPlace::kInTrash;
+  const bool has_younger = std::any_of(view.tags.begin(), view.tags.end(), [&save](const auto& other) {
+    return other.second->summary.sequence() > save.sequence;
+  });
+  return has_younger ? SharedPlace::kSuperseded : SharedPlace::kNowhere;
 }
 
 // As long as faults are on: a save that is published after that is whole.
@@ -147,6 +169,46 @@ absl::StatusOr<std::vector<SharedDisk::Part>> SharedDisk::PartsOf(
   return parts;
 }
 
+absl::StatusOr<SharedDisk::Checkpoint> SharedDisk::MakeCheckpoint(
+    const SharedRootIo::Publication& publication) const {
+  Checkpoint checkpoint;
+  CKPTD_ASSIGN_OR_RETURN(checkpoint.parts, PartsOf(publication));
+  checkpoint.summary = checkpoint.parts.front().record.checkpoint();
+  checkpoint.summary.set_sequence(publication.save.sequence);
+  checkpoint.summary.set_commit_time_us(publication.time_us);
+  for (const Part& part : checkpoint.parts) MergePart(part.record.checkpoint(), checkpoint.summary);
+  EndMerge(checkpoint.summary);
+  InheritPointers(publication.inherited_pointers, checkpoint.summary);
+  return checkpoint;
+}
+
+absl::Status SharedDisk::CheckPlace(const Names& names, const std::string& tag,
+                                    const Checkpoint& save) const {
+  Target target{TargetKind::kNothing, {}, ""};
+  if (foreign_.contains(tag)) target = {TargetKind::kForeign, {}, "another program's directory"};
+  if (const auto found = names.tags.find(tag); found != names.tags.end())
+    target = {TargetKind::kCheckpoint, found->second->summary, ""};
+  return CheckMayReplace(target, /*pinned=*/false, save.summary);
+}
+
+absl::StatusOr<SharedRootIo::Replaced> SharedDisk::FindReplaced(
+    const std::string& node, const SharedRootIo::Publication& publication) {
+  using Replaced = SharedRootIo::Replaced;
+  if (Hits(faults_.open)) return ErrnoError(EIO, "looking at a tag");
+  const SharedInflight& save = publication.save;
+  const Names view = View(node);
+  if (PartsConflict(save.sequence)) return Replaced();
+  const auto found = view.tags.find(save.tag);
+  const auto half = view.half_removed.find(save.tag);
+  if (found == view.tags.end() && half == view.half_removed.end()) return Replaced();
+  const SharedPlace place = PlaceOf(view, save);
+  if (place != SharedPlace::kInFlight && place != SharedPlace::kNowhere) return Replaced();
+  if (found == view.tags.end()) return Replaced{half->second};
+  CKPTD_ASSIGN_OR_RETURN(const Checkpoint checkpoint, MakeCheckpoint(publication));
+  if (!CheckPlace(view, save.tag, checkpoint).ok()) return Replaced();
+  return Replaced{found->second->summary.sequence()};
+}
+
 absl::StatusOr<SharedRootIo::Published> SharedDisk::Publish(const std::string& node,
                                                             const SharedRootIo::Publication& publication) {
   const SharedInflight& save = publication.save;
@@ -155,8 +217,7 @@ absl::StatusOr<SharedRootIo::Published> SharedDisk::Publish(const std::string& n
     return SharedRootIo::Published();
   if (Hits(faults_.publish)) return ErrnoError(EIO, "writing the manifest");
   if (!names_.inflight.contains(save.name)) return ErrnoError(ENOENT, save.name);
-  const absl::StatusOr<std::vector<Part>> parts = PartsOf(publication);
-  if (!parts.ok()) return parts.status();
+  CKPTD_ASSIGN_OR_RETURN(Checkpoint checkpoint, MakeCheckpoint(publication));
 
   if (PartsConflict(save.sequence)) {
     oracle_->Fault();
@@ -173,32 +234,24 @@ absl::StatusOr<SharedRootIo::Published> SharedDisk::Publish(const std::string& n
     oracle_->Violated(absl::StrCat("two coordinators write different manifests of sequence ", save.sequence,
                                    ": ", written->second, ", and ", manifest));
   }
-  if (foreign_.contains(save.tag)) {
+  if (const absl::Status refused = CheckPlace(names_, save.tag, checkpoint); !refused.ok()) {
     Remember(node);
     names_.trash[save.name] = save.sequence;
     names_.inflight.erase(save.name);
-    return SharedRootIo::Published{
-        0, MakeError(absl::StatusCode::kAlreadyExists, reason::kTagForeign, "another program's directory")};
+    return SharedRootIo::Published{0, refused};
   }
   if (at_tag != names_.tags.end())
     return SharedRootIo::Published{at_tag->second->summary.sequence(), absl::OkStatus()};
   if (const auto half = names_.half_removed.find(save.tag); half != names_.half_removed.end())
     return SharedRootIo::Published{half->second, absl::OkStatus()};
 
-  auto checkpoint = std::make_shared<Checkpoint>();
-  checkpoint->summary = parts->front().record.checkpoint();
-  checkpoint->summary.set_sequence(save.sequence);
-  checkpoint->summary.set_commit_time_us(publication.time_us);
-  for (const Part& part : *parts) MergePart(part.record.checkpoint(), checkpoint->summary);
-  EndMerge(checkpoint->summary);
-  InheritPointers(publication.inherited_pointers, checkpoint->summary);
-  checkpoint->parts = *parts;
   std::map<int, sim::Contents> contents;
-  for (const Part& part : *parts) contents[part.record.rank()] = part.contents;
+  for (const Part& part : checkpoint.parts) contents[part.record.rank()] = part.contents;
   Remember(node);
   names_.inflight.erase(save.name);
-  names_.tags[save.tag] = std::move(checkpoint);
-  oracle_->Published({publication.attempt, save.tag, publication.ordinal}, save.sequence, contents);
+  const storage::v1::ManifestSummary summary = checkpoint.summary;
+  names_.tags[save.tag] = std::make_shared<const Checkpoint>(std::move(checkpoint));
+  oracle_->Published({oracle_->IdOf(publication.attempt), save.tag, publication.ordinal}, summary, contents);
   if (Hits(faults_.lost_publish)) return ErrnoError(EIO, "syncing the root");
   return SharedRootIo::Published();
 }
@@ -235,7 +288,7 @@ absl::StatusOr<bool> SharedDisk::Remove(const std::string& node, const std::stri
     names_.half_removed[tag] = sequence;
     std::map<int64_t, std::string> left;
     for (const auto& [other, checkpoint] : names_.tags) left[checkpoint->summary.sequence()] = other;
-    oracle_->Removed(tag, sequence, left);
+    oracle_->Removed(tag, sequence, left, /*replaced=*/inode == 0);
     // By retention. A node whose names are old may have written the file a moment ago, and damage moves it
     // back.
     for (const auto& [name, names] : pointers_) {

@@ -45,6 +45,8 @@ struct SharedDiskFaults {
   int conflict = 0;  // Of saves: their parts make no checkpoint.
   // Whether daemons notice that the file system hangs.
   bool shows_hangs = false;
+  // Whether the root says which checkpoints are damaged, and who has coordinated.
+  bool has_records = false;
 };
 
 class SharedDisk {
@@ -76,11 +78,17 @@ class SharedDisk {
   int64_t newest() const;
   // The tags of all checkpoints, oldest first.
   std::vector<std::string> Tags() const;
-  // Changes bytes of one rank's part of the newest checkpoint, by this number. Not if it or the one before it
-  // is damaged already: the job can always resume from a whole one.
+  // Changes bytes of one rank's part of the newest checkpoint that is not suspect, by this number. Not if it
+  // or the one before it is damaged already: the job can always resume from a whole one.
   void Damage(uint64_t which);
   // What a rank finds that reads every `of`-th part of this checkpoint, from its own on; nullopt: all of it.
   std::optional<storage::v1::Damage> FindDamage(int64_t sequence, int rank, int of) const;
+  // The sequences of all checkpoints.
+  std::set<int64_t> Sequences() const;
+  // Those that the root says are damaged.
+  std::set<int64_t> RecordedDamage() const;
+  // All daemons have ended: terms that begin from now on come after those that the root has seen.
+  void EndTerms() { first_term_ = highest_term_ + 1; }
   // No removal has begun and not ended.
   bool removals_ended() const { return names_.half_removed.empty(); }
 
@@ -102,11 +110,14 @@ class SharedDisk {
   Duration Hang(const std::string& node);
   // Call it before each change of names_.
   void Remember(const std::string& node);
+  static SharedPlace PlaceOf(const Names& view, const SharedInflight& save);
   // As a node sees them now: what it has changed itself, it sees.
   Names View(const std::string& node);
 
   // What the coordinator asks for, carried out.
   absl::StatusOr<std::string> MakeInflight(const std::string& node, const std::string& tag, int64_t sequence);
+  absl::StatusOr<SharedRootIo::Replaced> FindReplaced(const std::string& node,
+                                                      const SharedRootIo::Publication& publication);
   absl::StatusOr<SharedPlace> Find(const std::string& node, const SharedInflight& save);
   absl::StatusOr<SharedRootIo::Published> Publish(const std::string& node,
                                                   const SharedRootIo::Publication& publication);
@@ -117,6 +128,9 @@ class SharedDisk {
   PointerFiles UpdatePointers(const std::map<std::string, CheckpointPtr>& tags,
                               const std::map<int64_t, storage::v1::Damage>& damage);
   absl::Status Sweep(const std::string& node, int64_t last, const std::set<int64_t>& unfinished);
+  // Whether what is at its tag lets this save take its place.
+  absl::Status CheckPlace(const Names& names, const std::string& tag, const Checkpoint& save) const;
+  absl::StatusOr<Checkpoint> MakeCheckpoint(const SharedRootIo::Publication& publication) const;
   absl::StatusOr<std::vector<Part>> PartsOf(const SharedRootIo::Publication& publication) const;
 
   const SharedDiskFaults faults_;
@@ -143,6 +157,8 @@ class SharedDisk {
   std::map<int64_t, int> damaged_;            // By sequence: the rank whose part is damaged.
   // By name: which checkpoint a pointer file names, and since when.
   std::map<std::string, std::pair<int64_t, Instant>> pointers_;
+  int64_t highest_term_ = 0, first_term_ = 0;
+  std::map<int64_t, storage::v1::Damage> record_;  // By sequence: what coordinators have written.
   int made_ = 0;
 };
 
@@ -151,6 +167,7 @@ class SimSharedFiles : public SharedFilesIo {
  public:
   template <typename T>
   using Callback = ckptd::Callback<T>;
+  static constexpr char kRunId[] = "0123456789abcdef0123456789abcdef";
 
   // All must outlive it. `incarnation`: of the daemon.
   SimSharedFiles(SharedDisk* disk, Pause* pause, std::string node, std::string incarnation);
@@ -240,6 +257,8 @@ class SimSharedFiles : public SharedFilesIo {
   void Later(Duration delay, absl::AnyInvocable<void()> event);
   absl::StatusOr<RootSnapshot> Scan();
   PointerFiles UpdatePointers(const SharedDisk::Names& view);
+  std::map<int64_t, storage::v1::Damage> Damages() const;
+  void RecordDamage();
   CommittedCheckpoint Describe(const SharedDisk::Checkpoint& checkpoint) const;
   void EndWrite(InflightId64 id, SharedDisk::Part part,
                 Callback<absl::StatusOr<storage::v1::PartRecord>> done);
@@ -254,7 +273,9 @@ class SimSharedFiles : public SharedFilesIo {
   bool term_begun_ = false, coordinates_ = false;
   std::optional<PointerFiles> pointers_;  // As of the last look in this term.
   std::map<InflightId64, OpenedPart> parts_;
-  std::map<int64_t, storage::v1::Damage> damage_;
+  std::map<int64_t, std::optional<storage::v1::Damage>> damage_;  // As the daemon has said.
+  std::map<int64_t, storage::v1::Damage> record_;                 // As of the last look.
+  bool record_is_old_ = false;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };
 

@@ -14,8 +14,6 @@ namespace {
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
 
-constexpr char kRunId[] = "0123456789abcdef0123456789abcdef";
-
 absl::Status NotAsked() { return absl::UnimplementedError("nothing asks for this in the simulation"); }
 
 absl::Status NoCheckpoint(const std::string& tag) {
@@ -88,21 +86,43 @@ void SimSharedFiles::Later(Duration delay, absl::AnyInvocable<void()> event) {
 CommittedCheckpoint SimSharedFiles::Describe(const SharedDisk::Checkpoint& checkpoint) const {
   CommittedCheckpoint described;
   described.summary = checkpoint.summary;
-  const auto damage = damage_.find(checkpoint.summary.sequence());
-  if (damage != damage_.end()) described.damage = damage->second;
+  const auto damages = Damages();
+  if (const auto damage = damages.find(checkpoint.summary.sequence()); damage != damages.end())
+    described.damage = damage->second;
   return described;
+}
+
+// As the root says, and then as this daemon was told.
+std::map<int64_t, storage::v1::Damage> SimSharedFiles::Damages() const {
+  std::map<int64_t, storage::v1::Damage> damages = record_;
+  for (const auto& [sequence, damage] : damage_) {
+    damages.erase(sequence);
+    if (damage) damages[sequence] = *damage;
+  }
+  return damages;
+}
+
+// The coordinator alone writes it.
+void SimSharedFiles::RecordDamage() {
+  if (!coordinates_ || !disk_.faults_.has_records || !std::exchange(record_is_old_, false)) return;
+  for (const auto& [sequence, damage] : damage_) {
+    disk_.record_.erase(sequence);
+    if (damage) disk_.record_[sequence] = *damage;
+  }
+  record_ = disk_.record_;
 }
 
 // The coordinator alone writes them.
 PointerFiles SimSharedFiles::UpdatePointers(const SharedDisk::Names& view) {
   if (!coordinates_) return PointerFiles{.known = false};
-  pointers_ = disk_.UpdatePointers(view.tags, damage_);
+  pointers_ = disk_.UpdatePointers(view.tags, Damages());
   return *pointers_;
 }
 
 absl::StatusOr<RootSnapshot> SimSharedFiles::Scan() {
   if (disk_.Hits(disk_.faults_.scan)) return ErrnoError(EIO, "listing the root");
   const SharedDisk::Names view = disk_.View(node_);
+  record_ = disk_.record_;
   RootSnapshot snapshot;
   snapshot.probe.file_system = "simulated";
   snapshot.probe.io_backend = "threads";
@@ -117,7 +137,9 @@ absl::StatusOr<RootSnapshot> SimSharedFiles::Scan() {
   for (const auto* sequences : {&view.half_removed, &view.inflight, &view.trash}) {
     for (const auto& [name, sequence] : *sequences) found(sequence);
   }
+  if (disk_.faults_.has_records) snapshot.highest_term = disk_.highest_term_;
   snapshot.pointers = UpdatePointers(view);
+  RecordDamage();
   return snapshot;
 }
 
@@ -268,9 +290,11 @@ void SimSharedFiles::SetDamage(std::string, int64_t sequence, std::optional<stor
                                Callback<absl::StatusOr<PointerFiles>> done) {
   Ask<absl::StatusOr<PointerFiles>>(disk_.Latency(microseconds(200), milliseconds(5)), std::move(done),
                                     [this, sequence, damage = std::move(damage)] {
-                                      damage_.erase(sequence);
-                                      if (damage) damage_[sequence] = *damage;
-                                      return UpdatePointers(disk_.names_);
+                                      damage_[sequence] = damage;
+                                      record_is_old_ = true;
+                                      PointerFiles pointers = UpdatePointers(disk_.names_);
+                                      RecordDamage();
+                                      return pointers;
                                     });
 }
 
@@ -287,9 +311,15 @@ void SimSharedFiles::CheckImages(std::vector<FileImage>, std::vector<storage::v1
 
 // ---- as the coordinator
 
-void SimSharedFiles::BeginTerm(int64_t, Callback<absl::Status> done) {
-  Ask<absl::Status>(disk_.Latency(microseconds(200), milliseconds(5)), std::move(done), [this] {
+void SimSharedFiles::BeginTerm(int64_t term, Callback<absl::Status> done) {
+  Ask<absl::Status>(disk_.Latency(microseconds(200), milliseconds(5)), std::move(done), [this, term] {
+    if (term < disk_.first_term_) {
+      disk_.oracle_->Violated(absl::StrCat(node_, " begins term ", term, ", and the root has seen term ",
+                                           disk_.first_term_ - 1, " before all daemons had ended"));
+    }
+    disk_.highest_term_ = std::max(disk_.highest_term_, term);
     term_begun_ = coordinates_ = true;
+    record_is_old_ = !damage_.empty();
     pointers_.reset();
     return absl::OkStatus();
   });
@@ -304,17 +334,7 @@ void SimSharedFiles::MakeInflight(const std::string& tag, int64_t sequence,
 
 void SimSharedFiles::FindReplaced(const Publication& publication, Callback<absl::StatusOr<Replaced>> done) {
   Ask<absl::StatusOr<Replaced>>(disk_.Latency(microseconds(50), milliseconds(2)), std::move(done),
-                                [this, save = publication.save]() -> absl::StatusOr<Replaced> {
-                                  if (disk_.Hits(disk_.faults_.open))
-                                    return ErrnoError(EIO, "looking at a tag");
-                                  const SharedDisk::Names view = disk_.View(node_);
-                                  if (disk_.PartsConflict(save.sequence)) return Replaced();
-                                  const auto found = view.tags.find(save.tag);
-                                  if (found != view.tags.end())
-                                    return Replaced{found->second->summary.sequence()};
-                                  const auto half = view.half_removed.find(save.tag);
-                                  return Replaced{half == view.half_removed.end() ? 0 : half->second};
-                                });
+                                [this, publication] { return disk_.FindReplaced(node_, publication); });
 }
 
 void SimSharedFiles::Find(const SharedInflight& save, Callback<absl::StatusOr<SharedPlace>> done) {

@@ -6,6 +6,8 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "ckptd/ledger/v1/ledger.pb.h"
+#include "daemon/ledger/keys.h"
+#include "storage/commit/shared_scan.h"
 #include "tests/sim_nodes/node.h"
 #include "tests/sim_nodes/rank.h"
 
@@ -21,6 +23,7 @@ using std::chrono::seconds;
 // one another, for three saves of a rank in turn.
 constexpr Duration kSettleTimeout = seconds(600);
 constexpr int64_t kMaxSteps = 3'000'000;
+constexpr Duration kLongestStop = seconds(25);  // Drain takes no longer than its timeout.
 
 bool IsEnd(SaveState::Phase phase) { return phase == SaveState::COMMITTED || phase == SaveState::ENDED; }
 
@@ -109,7 +112,11 @@ void World::KillDaemon(Node& node, Duration pause) {
   oracle_.Fault();
   Count("daemon killed");
   node.Kill();
-  schedule_.After(pause, [&node] { node.Start(); });
+  schedule_.After(pause, [this, &node] { StartDaemon(node); });
+}
+
+void World::StartDaemon(Node& node) {
+  if (!restoring_) node.Start();
 }
 
 void World::PauseDaemon(Node& node, Duration pause) {
@@ -120,6 +127,77 @@ void World::PauseDaemon(Node& node, Duration pause) {
   schedule_.After(pause, [&node, daemon = node.daemon()] {
     if (node.daemon() == daemon) node.EndPause();
   });
+}
+
+// As docs/operations.md says. What nodes see of the root is old for a while.
+void World::BeginRestore(bool in_good_order, uint64_t which) {
+  if (restoring_) return;
+  restoring_ = true;
+  oracle_.Fault();
+  KillLiving();
+  for (const auto& node : nodes_) {
+    if (in_good_order) {
+      node->Stop();
+    } else {
+      node->Kill();
+    }
+  }
+  schedule_.After(in_good_order ? kLongestStop : seconds(0), [this, which] { RestoreEtcd(which); });
+}
+
+void World::RestoreEtcd(uint64_t which) {
+  KillLiving();  // Also what was launched while the daemons ended.
+  for (const auto& node : nodes_) node->Kill();
+  int64_t revision = 0, newest = 0, last = 0;
+  etcd_->WithModel([&](EtcdModel& model) {
+    revision = ChooseBackup(model, which);
+    const LedgerKeys keys(absl::StrCat("/ckptd/runs/", SimSharedFiles::kRunId, "/"));
+    for (const auto& event : model.Events("/ckptd/runs/", "/ckptd/runs0", 1)) {
+      const int64_t attempt = keys.AttemptOf(event.kv().key());
+      newest = std::max(newest, attempt);
+      if (event.kv().mod_revision() <= revision) last = std::max(last, attempt);
+    }
+  });
+  etcd_->Restore(revision);
+  Trace("etcd is restored from a backup of revision ", revision, ", which knows ", last, " of ", newest,
+        " attempts");
+  Count("etcd restored");
+  restores_.erase(restores_.upper_bound(revision), restores_.end());
+  Restore& restore = restores_[revision];
+  restore.there = disk_->Sequences();
+  for (const int64_t sequence : oracle_.published()) {
+    if (!restore.there.contains(sequence)) restore.gone.insert(sequence);
+  }
+  disk_->EndTerms();
+  oracle_.EtcdRestored(newest, last, disk_->RecordedDamage());
+  schedule_.After(kStaleness + seconds(1), [this] {
+    restoring_ = false;
+    for (const auto& node : nodes_) node->Start();
+  });
+}
+
+// The revision of a backup: often one in which a save was under way that is a checkpoint by now, seldom that
+// of an empty etcd.
+int64_t World::ChooseBackup(EtcdModel& model, uint64_t which) const {
+  sim::Random random(which);
+  if (random.Percent(10)) return 1;
+  const int64_t any = random.Between(1, model.revision());
+  if (random.Percent(40)) return any;
+  std::vector<int64_t> revisions;
+  for (const auto& event : model.Events("/ckptd/runs/", "/ckptd/runs0", 1)) {
+    const std::string& key = event.kv().key();
+    int64_t sequence = 0;
+    SaveState state;
+    if (key.find("/states/") == std::string::npos ||
+        !absl::SimpleAtoi(key.substr(key.rfind('/') + 1), &sequence) ||
+        !state.ParseFromString(event.kv().value()))
+      continue;
+    if (oracle_.IsPublished(sequence) && !IsEnd(state.phase()))
+      revisions.push_back(event.kv().mod_revision());
+  }
+  return revisions.empty()
+             ? any
+             : revisions[static_cast<size_t>(random.Below(static_cast<int64_t>(revisions.size())))];
 }
 
 void World::Apply(const Operation& operation) {
@@ -155,8 +233,7 @@ void World::Apply(const Operation& operation) {
       if (!node.up()) return;
       oracle_.Fault();
       node.Stop();
-      // Drain takes no longer than its timeout.
-      schedule_.After(seconds(25) + some_time, [&node] { node.Start(); });
+      schedule_.After(kLongestStop + some_time, [this, &node] { StartDaemon(node); });
       return;
     case OperationKind::kPause:
       return PauseDaemon(node, some_time);
@@ -207,6 +284,8 @@ void World::Apply(const Operation& operation) {
       return disk_->HangUntil(
           (operation.b % 4 == 0 ? node : Coordinator(operation.a)).name(),
           schedule_.clock().Now() + seconds(20) + milliseconds(operation.b / 4 % 130'000));
+    case OperationKind::kRestoreEtcd:
+      return BeginRestore(operation.b % 2 == 0, operation.a);
   }
 }
 
@@ -249,6 +328,7 @@ bool World::Settle(const char* what, const std::function<bool()>& done) {
 // resumes from the newest checkpoint, and that it can save.
 void World::End() {
   ending_ = true;
+  if (!Settle("the restore of etcd", [this] { return !restoring_; })) return;
   disk_->EndFaults();
   etcd_->EndFaults();
   etcd_->SetFull(false);
@@ -285,8 +365,17 @@ void World::End() {
   LaunchJob(last);
   if (!Settle("the last launch", [this] { return RanksAreIdle(); })) return;
   if (Living().size() != last->nodes.size()) return oracle_.Violated("ranks of the last launch have ended");
-  for (const auto& rank : Living()) rank->LastSave();
+  for (const auto& rank : Living()) rank->LastSave(/*ordinal=*/1);
   if (!Settle("the last save", [this] { return RanksAreIdle(); })) return;
+  // Etcd of the backup may give a save a directory that another save has had since.
+  const auto living = Living();
+  if (!restores_.empty() && std::any_of(living.begin(), living.end(), [](const auto& rank) {
+        return rank->last_save_had_no_directory();
+      })) {
+    Count("no directory after a restore");
+    for (const auto& rank : living) rank->LastSave(/*ordinal=*/2);
+    if (!Settle("the save after that", [this] { return RanksAreIdle(); })) return;
+  }
   for (const auto& rank : Living()) {
     if (!rank->last_save_committed())
       return oracle_.Violated(
@@ -305,7 +394,10 @@ void World::CheckHistory() {
   std::map<std::string, SaveState> states;
   Kept kept;
   etcd_->WithModel([&](EtcdModel& model) {
+    auto restore = restores_.begin();
     for (const auto& event : model.Events("/ckptd/runs/", "/ckptd/runs0", 1)) {
+      for (; restore != restores_.end() && restore->first < event.kv().mod_revision(); ++restore)
+        KeepWhatIsThere(restore->second, &kept);
       const std::string& key = event.kv().key();
       CheckRemoval(key, event.kv().value(), &kept);
       if (key.find("/states/") == std::string::npos) continue;
@@ -323,6 +415,14 @@ void World::CheckHistory() {
     Count(absl::StrCat("state ", SaveState::Phase_Name(state.phase()), " ", state.end().reason()));
 }
 
+// Etcd may have forgotten what has become a checkpoint, and what has been removed.
+void World::KeepWhatIsThere(const Restore& restore, Kept* kept) {
+  for (const int64_t sequence : restore.gone) kept->whole.erase(sequence);
+  kept->whole.insert(restore.there.begin(), restore.there.end());
+  kept->there.insert(restore.there.begin(), restore.there.end());
+  kept->replacing.clear();
+}
+
 // When retention decides that a checkpoint goes, as many others are there as are kept, of which etcd does not
 // know that they are damaged. What may be there counts, and what takes the place of another one.
 void World::CheckRemoval(const std::string& key, const std::string& value, Kept* kept) {
@@ -335,7 +435,7 @@ void World::CheckRemoval(const std::string& key, const std::string& value, Kept*
                               state.phase() == SaveState::COMMITTED ||
                               state.end().reason() == "INDETERMINATE";
     if (may_be_there) kept->whole.insert(sequence);
-    if (may_be_there || state.phase() != SaveState::ENDED) return;
+    if (may_be_there || state.phase() != SaveState::ENDED || kept->there.contains(sequence)) return;
     kept->whole.erase(sequence);
     // Another program may have taken the tag when it was free.
     if (kept->replacing.contains(sequence) && state.end().reason() != "TAG_FOREIGN")
@@ -352,9 +452,10 @@ void World::CheckRemoval(const std::string& key, const std::string& value, Kept*
       kept->replacing.insert(evicting.replaced_by());
       return;
     }
-    const auto whole = std::count_if(kept->whole.begin(), kept->whole.end(),
-                                     [kept](int64_t other) { return !kept->damaged.contains(other); });
-    if (plan_.kept && whole < *plan_.kept)
+    const auto whole = std::count_if(kept->whole.begin(), kept->whole.end(), [this, kept](int64_t other) {
+      return !kept->damaged.contains(other) && !oracle_.IsSuspect(other);
+    });
+    if (plan_.kept && whole < *plan_.kept && !oracle_.IsSuspect(sequence))
       oracle_.Violated(absl::StrCat(key, " was decided, and leaves ", whole, " whole checkpoints"));
   }
 }

@@ -18,6 +18,7 @@
 #include "tests/sim_nodes/oracle.h"
 #include "tests/sim_nodes/plan.h"
 #include "tests/sim_nodes/shared_disk.h"
+#include "tests/testing/etcd_model.h"
 #include "tests/testing/simulated_etcd.h"
 
 namespace ckptd::sim_nodes {
@@ -72,15 +73,24 @@ class World {
   // `pause`: until it starts again.
   void KillDaemon(Node& node, Duration pause);
   void PauseDaemon(Node& node, Duration pause);
+  void StartDaemon(Node& node);
+  void BeginRestore(bool in_good_order, uint64_t which);
+  void RestoreEtcd(uint64_t which);
+  int64_t ChooseBackup(EtcdModel& model, uint64_t which) const;
   bool RunUntil(Duration until, const std::function<bool()>& done);
   bool Settle(const char* what, const std::function<bool()>& done);
   void End();
   void CheckLastSave();
   void CheckHistory();
+  struct Restore {
+    std::set<int64_t> there, gone;  // Sequences of checkpoints.
+  };
   struct Kept {
     std::set<int64_t> whole, damaged;  // Sequences.
+    std::set<int64_t> there;           // In the root when etcd was restored.
     std::set<int64_t> replacing;       // Saves for which another checkpoint goes.
   };
+  static void KeepWhatIsThere(const Restore& restore, Kept* kept);
   void CheckRemoval(const std::string& key, const std::string& value, Kept* kept);
   bool RanksAreIdle() const;
   std::string Activity() const;
@@ -98,6 +108,8 @@ class World {
   std::shared_ptr<Launch> newest_launch_;
   int launches_ = 0;
   bool ending_ = false;
+  bool restoring_ = false;               // No daemon lives until etcd is restored.
+  std::map<int64_t, Restore> restores_;  // By the revision that etcd went back to; of its present history.
 };
 
 }  // namespace ckptd::sim_nodes

@@ -173,7 +173,7 @@ absl::StatusOr<TxnResponse> EtcdModel::Apply(const TxnRequest& request, int64_t 
   const auto& operations = response.succeeded() ? request.success() : request.failure();
   for (const RequestOp& operation : operations) {
     const int64_t lease = operation.has_request_put() ? operation.request_put().lease() : 0;
-    if (lease != 0 && !leases_.contains(lease))
+    if (lease != 0 && FindLease(lease) == nullptr)
       return absl::NotFoundError("etcdserver: requested lease not found");
   }
   for (const RequestOp& operation : operations) {
@@ -201,12 +201,36 @@ absl::StatusOr<TxnResponse> EtcdModel::Apply(const TxnRequest& request, int64_t 
   return response;
 }
 
+const EtcdModel::Lease* EtcdModel::FindLease(int64_t id) const {
+  const auto lease = leases_.find(id);
+  return lease == leases_.end() || lease->second.ended_at != 0 ? nullptr : &lease->second;
+}
+
+std::map<int64_t, int64_t> EtcdModel::leases() const {
+  std::map<int64_t, int64_t> living;
+  for (const auto& [id, lease] : leases_) {
+    if (lease.ended_at == 0) living[id] = lease.ttl_seconds;
+  }
+  return living;
+}
+
+void EtcdModel::TakeBack(int64_t revision) {
+  for (auto& [key, versions] : keys_) versions.erase(versions.upper_bound(revision), versions.end());
+  std::erase_if(leases_, [revision](const auto& lease) { return lease.second.granted_at > revision; });
+  for (auto& [id, lease] : leases_) {
+    if (lease.ended_at >= revision) lease.ended_at = 0;
+  }
+  transactions_.clear();
+  revision_ = std::min(revision_, revision);
+  compacted_ = std::min(compacted_, revision_);
+}
+
 LeaseGrantResponse EtcdModel::GrantLease(const LeaseGrantRequest& request) {
   LeaseGrantResponse response;
   *response.mutable_header() = Header();
   response.set_id(next_lease_++);
   response.set_ttl(std::max(request.ttl(), kShortestTtl));
-  leases_[response.id()] = response.ttl();
+  leases_[response.id()] = {response.ttl(), revision_, 0};
   return response;
 }
 
@@ -214,13 +238,14 @@ LeaseKeepAliveResponse EtcdModel::KeepLeaseAlive(const LeaseKeepAliveRequest& re
   LeaseKeepAliveResponse response;
   *response.mutable_header() = Header();
   response.set_id(request.id());
-  const auto lease = leases_.find(request.id());
-  response.set_ttl(lease == leases_.end() ? 0 : lease->second);
+  const Lease* lease = FindLease(request.id());
+  response.set_ttl(lease == nullptr ? 0 : lease->ttl_seconds);
   return response;
 }
 
 absl::StatusOr<LeaseRevokeResponse> EtcdModel::RevokeLease(const LeaseRevokeRequest& request) {
-  if (leases_.erase(request.id()) == 0) return absl::NotFoundError("etcdserver: requested lease not found");
+  if (FindLease(request.id()) == nullptr) return absl::NotFoundError("etcdserver: requested lease not found");
+  leases_.at(request.id()).ended_at = revision_;
   const int64_t next = revision_ + 1;
   for (const KeyValue* value : InRange(std::string(1, '\0'), std::string(1, '\0'), revision_)) {
     if (value->lease() == request.id())

@@ -28,6 +28,12 @@ class EtcdModel {
   absl::StatusOr<etcdserverpb::LeaseRevokeResponse> RevokeLease(
       const etcdserverpb::LeaseRevokeRequest& request);
 
+  // What a backup of that revision holds: nothing of what came later has happened, and leases that have ended
+  // since live.
+  void TakeBack(int64_t revision);
+  // Of the living leases, their TTLs in seconds by id.
+  std::map<int64_t, int64_t> leases() const;
+
   // Applies once more every transaction that was ever asked for, in order, as late copies of requests may be.
   void ReplayTransactions();
 
@@ -40,6 +46,11 @@ class EtcdModel {
   etcdserverpb::ResponseHeader Header() const;
 
  private:
+  struct Lease {
+    int64_t ttl_seconds = 0;
+    int64_t granted_at = 0;  // The revision then,
+    int64_t ended_at = 0;    // and the last one with its keys; 0: it lives.
+  };
   using Versions = std::map<int64_t, etcdserverpb::KeyValue>;  // By revision; version 0: deleted.
 
   static bool Contains(const std::string& key, const std::string& range_end, const std::string& candidate);
@@ -51,10 +62,11 @@ class EtcdModel {
   absl::Status Check(const etcdserverpb::TxnRequest& request) const;
   absl::StatusOr<etcdserverpb::TxnResponse> Apply(const etcdserverpb::TxnRequest& request, int64_t next);
   void Put(const etcdserverpb::PutRequest& request, int64_t revision);
+  const Lease* FindLease(int64_t id) const;  // Null: it does not live.
   int64_t DeleteRange(const std::string& key, const std::string& range_end, int64_t revision);
 
   std::map<std::string, Versions> keys_;
-  std::map<int64_t, int64_t> leases_;  // TTL by id.
+  std::map<int64_t, Lease> leases_;  // By id; also those that have ended.
   std::vector<etcdserverpb::TxnRequest> transactions_;
   int64_t revision_ = 1, compacted_ = 0, next_lease_ = 1;
 };

@@ -68,6 +68,7 @@ class SimulatedEtcd::Server : public std::enable_shared_from_this<Server> {
   Faults faults;
   EtcdModel model;
   bool full = false;
+  int restores = 0;
   std::map<int64_t, LeaseEnd> lease_ends;
   std::vector<std::weak_ptr<WatchOf>> watches;
   std::function<void(const TxnRequest&)> before_transaction;
@@ -257,7 +258,9 @@ class SimulatedEtcd::ClientOf : public Client {
       if (link->cut || random.Percent(faults.lost_requests)) return;
       const bool late = random.Percent(faults.late_requests);
       server->after(late ? random.Spread(kTryTimeout, faults.latest_request) : server->Way(),
-                    [self = this->shared_from_this()] { self->Arrive(); });
+                    [self = this->shared_from_this(), restores = server->restores] {
+                      if (self->server->restores == restores) self->Arrive();
+                    });
     }
     void Arrive() {
       absl::StatusOr<Response> result = apply(*server);
@@ -314,6 +317,13 @@ void SimulatedEtcd::ChangeLeader() {
   for (const auto& [id, end] : std::map<int64_t, Server::LeaseEnd>(server_->lease_ends)) {
     server_->KeepLease(id, end.ttl_seconds);
   }
+}
+
+void SimulatedEtcd::Restore(int64_t revision) {
+  ++server_->restores;
+  server_->model.TakeBack(revision);
+  server_->lease_ends.clear();
+  for (const auto& [id, ttl_seconds] : server_->model.leases()) server_->KeepLease(id, ttl_seconds);
 }
 
 void SimulatedEtcd::BeforeTransaction(std::function<void(const TxnRequest&)> run) {

@@ -17,7 +17,7 @@
 namespace ckptd {
 
 // Linearizable, as etcd is: a request is applied at one moment, but perhaps long after its client has asked
-// again, and after it was answered. That etcd loses its past is not simulated.
+// again, and after it was answered.
 class SimulatedEtcd {
  public:
   // Runs an event later, on the simulation's only thread; events due together in the order of their calls.
@@ -55,6 +55,9 @@ class SimulatedEtcd {
   void SetFull(bool full);
   // As a member that takes over does: every lease has its full time again.
   void ChangeLeader();
+  // As etcd that was stopped and was restored from a backup of this revision. What was on its way never
+  // arrives, and every lease of the backup has its full time again. All clients must be gone.
+  void Restore(int64_t revision);
   // Runs whenever a transaction has arrived, before it is applied: what is done there came first. Null: no
   // more.
   void BeforeTransaction(std::function<void(const etcdserverpb::TxnRequest&)> run);

@@ -137,6 +137,36 @@ TEST_F(SimulatedEtcdTest, LeaseEndsByItselfAndLaterIfTheLeaderChanges) {
   EXPECT_EQ(Version(*etcd), 0);
 }
 
+TEST_F(SimulatedEtcdTest, RestoreForgetsWhatCameLaterAndGivesLeasesOfTheBackupTheirTime) {
+  SimulatedEtcd::Faults faults;
+  faults.late_requests = 100;
+  const auto etcd = Make(faults);
+  auto client = etcd->Connect();
+  LeaseGrantRequest request;
+  request.set_ttl(60);
+  int64_t lease = 0;
+  client->GrantLease(request, "granting", [&lease](const auto& granted) { lease = granted->id(); });
+  while (lease == 0) schedule_.RunNext();
+  const auto written = Write(*client, lease);
+  while (!written->has_value()) schedule_.RunNext();
+  RunFor(seconds(25));
+  int64_t backup = 0;
+  etcd->WithModel([&backup](EtcdModel& model) { backup = model.revision(); });
+  RunFor(seconds(70));
+  EXPECT_EQ(Version(*etcd), 0) << "the lease has not ended";
+  const auto late = Write(*client);
+  while (!late->has_value()) schedule_.RunNext();
+  const int64_t version = Version(*etcd);
+  client = nullptr;
+  etcd->Restore(backup);
+  const int64_t restored = Version(*etcd);
+  EXPECT_GT(restored, 0);
+  RunFor(seconds(50));
+  EXPECT_EQ(Version(*etcd), restored) << "after " << version << ", a late request was applied";
+  RunFor(seconds(20));
+  EXPECT_EQ(Version(*etcd), 0) << "a lease of the backup lives for ever";
+}
+
 TEST_F(SimulatedEtcdTest, SeedDecidesWhatHappens) {
   SimulatedEtcd::Faults faults;
   faults.lost_requests = faults.lost_answers = faults.late_requests = 30;
