@@ -445,10 +445,9 @@ void NodesRun::ApplyDecided(RootSnapshot* root) {
   highest_ = std::max(highest_, root->highest_sequence);
   highest_term_ = std::max(highest_term_, root->highest_term);
   if (!root->committed.empty()) newest_ = std::max(newest_, root->committed.rbegin()->first);
-  for (auto& [sequence, checkpoint] : root->committed) {
-    damages_->Apply(&checkpoint);
+  for (auto& [sequence, checkpoint] : root->committed) damages_->Apply(&checkpoint);
+  for (const auto& [sequence, checkpoint] : root->committed)
     highest_attempt_ = std::max(highest_attempt_, checkpoint.summary.attempt());
-  }
   if (!removals_known_) KeepShown(root);
   half_removed_ = root->half_removed;
   for (auto checkpoint = root->committed.begin(); checkpoint != root->committed.end();) {
