@@ -79,6 +79,7 @@ Duration CallTimeout(const Context& context) { return FromSeconds(context.timeou
 
 absl::StatusOr<std::unique_ptr<client::Rpc>> Connect(const Context& context) {
   CKPTD_ASSIGN_OR_RETURN(client::Endpoint endpoint, client::ParseEndpoint(context.endpoint));
+  CKPTD_RETURN_IF_ERROR(client::CheckServer(endpoint.socket_path));
   return std::make_unique<client::Rpc>(endpoint, "");
 }
 

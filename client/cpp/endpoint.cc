@@ -1,12 +1,15 @@
 #include "client/cpp/endpoint.h"
 
 #include <sys/random.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstdint>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <sstream>
+#include <system_error>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -61,6 +64,25 @@ absl::StatusOr<Endpoint> ParseEndpoint(const std::string& text) {
   if (endpoint.socket_path.find('\0') != std::string::npos) return refuse("contains a zero byte");
   endpoint.handoff_path = absl::StrCat(endpoint.socket_path, ".handoff");
   return endpoint;
+}
+
+absl::Status CheckServer(const std::string& socket_path, std::optional<uid_t> server) {
+  struct stat info = {};
+  if (!server) {
+    if (stat(socket_path.c_str(), &info) != 0) return absl::OkStatus();
+    server = info.st_uid;
+  }
+  if (*server == 0 || *server == getuid() || *server == geteuid()) return absl::OkStatus();
+  std::error_code unresolved;
+  const std::filesystem::path folder = std::filesystem::canonical(socket_path, unresolved).parent_path();
+  if (!unresolved && stat(folder.c_str(), &info) == 0 && info.st_uid == *server) return absl::OkStatus();
+  return MakeError(
+      absl::StatusCode::kPermissionDenied, "WRONG_UID",
+      absl::StrCat("the socket ", socket_path, " belongs to uid ", *server,
+                   ", which is neither root, nor this user (uid ", getuid(), "), nor the owner of ",
+                   folder.string(), ": another user may have put it there, so nothing was sent. Set ",
+                   "$CKPTD_ENDPOINT to the socket of a daemon that you trust, or have it serve in a ",
+                   "directory of its own"));
 }
 
 std::string LaunchIdOfParent() {

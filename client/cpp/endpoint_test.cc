@@ -1,6 +1,10 @@
 #include "client/cpp/endpoint.h"
 
+#include <unistd.h>
+
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
 
 #include "gtest/gtest.h"
 #include "storage/base/errors.h"
@@ -32,6 +36,25 @@ TEST(Endpoint, RefusesAnythingButAnAbsoluteSocketPath) {
     EXPECT_NE(endpoint.status().message().find("unix:/path"), absl::string_view::npos);
   }
   EXPECT_TRUE(ParseEndpoint("unix:/" + std::string(98, 'x')).ok());
+}
+
+TEST(CheckServer, RefusesASocketThatAnotherUserHasMadeUnlessTheDirectoryIsThatUsers) {
+  if (getuid() != 0) GTEST_SKIP() << "only root can give a socket away";
+  constexpr uid_t kOther = 12345;
+  std::string folder = "/tmp/endpoint_test_XXXXXX";
+  ASSERT_NE(mkdtemp(folder.data()), nullptr);
+  const std::string path = folder + "/d.sock";
+  EXPECT_TRUE(CheckServer(path).ok()) << "connecting says that there is none";
+  std::ofstream(path).put('x');  // Only its owner counts.
+  EXPECT_TRUE(CheckServer(path).ok());
+  EXPECT_EQ(chown(path.c_str(), kOther, static_cast<gid_t>(-1)), 0);
+  const absl::Status refused = CheckServer(path);
+  EXPECT_EQ(ReasonOf(refused), "WRONG_UID");
+  EXPECT_NE(refused.message().find(path + " belongs to uid 12345"), absl::string_view::npos) << refused;
+  EXPECT_TRUE(CheckServer(path, 0).ok()) << "root listens there";
+  EXPECT_EQ(chown(folder.c_str(), kOther, static_cast<gid_t>(-1)), 0);
+  EXPECT_TRUE(CheckServer(path).ok());
+  std::filesystem::remove_all(folder);
 }
 
 TEST(LaunchId, IsTheSameForAllChildrenOfOneParent) {

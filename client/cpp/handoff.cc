@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "client/cpp/endpoint.h"
 #include "client/cpp/wire_errors.h"
 #include "storage/base/errors.h"
 #include "storage/base/status_macros.h"
@@ -68,6 +69,11 @@ absl::StatusOr<std::unique_ptr<Handoff>> Handoff::Connect(const std::string& soc
     }
     return ErrnoError(error, what);
   }
+  ucred server = {};
+  socklen_t size = sizeof server;
+  if (getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &server, &size) != 0)
+    return ErrnoError(errno, absl::StrCat("asking who serves ", socket_path));
+  CKPTD_RETURN_IF_ERROR(CheckServer(socket_path, server.uid));
   return std::make_unique<Handoff>(std::move(socket));
 }
 

@@ -29,7 +29,8 @@ struct ReceivedSegment {
 // there or has closed the connection.
 class Handoff {
  public:
-  // Connects. Does not wait for a daemon to appear.
+  // Connects. Does not wait for a daemon to appear. PERMISSION_DENIED, reason WRONG_UID: a process of another
+  // user listens there (CheckServer).
   static absl::StatusOr<std::unique_ptr<Handoff>> Connect(const std::string& socket_path);
   explicit Handoff(UniqueFd socket);  // Takes a connected socket.
 

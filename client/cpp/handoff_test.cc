@@ -4,9 +4,14 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <cstring>
+#include <filesystem>
 #include <functional>
 #include <thread>
 
@@ -198,6 +203,39 @@ TEST_F(HandoffTest, NoticesThatTheDaemonHasGoneWithoutAsking) {
   daemon_.reset();
   EXPECT_FALSE(handoff_->alive());
   EXPECT_EQ(handoff_->Hello(v1::Hello(), seconds(10)).status().code(), absl::StatusCode::kUnavailable);
+}
+
+// As in the temporary directory, where everybody may make the socket first.
+TEST(HandoffConnect, RefusesAProcessOfAnotherUserUnlessTheDirectoryIsThatUsers) {
+  if (getuid() != 0) GTEST_SKIP() << "only root can become another user";
+  constexpr uid_t kOther = 12345;
+  std::string folder = "/tmp/handoff_test_XXXXXX";
+  ASSERT_NE(mkdtemp(folder.data()), nullptr);
+  ASSERT_EQ(chmod(folder.c_str(), 01777), 0);
+  sockaddr_un address = {.sun_family = AF_UNIX, .sun_path = {}};
+  const std::string path = folder + "/d.sock.handoff";
+  path.copy(address.sun_path, sizeof address.sun_path - 1);
+  int listening[2];
+  ASSERT_EQ(pipe(listening), 0);
+  const pid_t server = fork();
+  if (server == 0) {
+    const int socket = ::socket(AF_UNIX, SOCK_SEQPACKET, 0);
+    const bool listens = setuid(kOther) == 0 &&
+                         bind(socket, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0 &&
+                         listen(socket, 5) == 0;
+    if (!listens || write(listening[1], "1", 1) != 1) _exit(1);
+    for (;;) pause();
+  }
+  char byte;
+  close(listening[1]);
+  EXPECT_EQ(read(listening[0], &byte, 1), 1);
+  EXPECT_EQ(ReasonOf(Handoff::Connect(path).status()), "WRONG_UID");
+  EXPECT_EQ(chown(folder.c_str(), kOther, static_cast<gid_t>(-1)), 0);
+  EXPECT_TRUE(Handoff::Connect(path).ok());
+  kill(server, SIGKILL);
+  waitpid(server, nullptr, 0);
+  close(listening[0]);
+  std::filesystem::remove_all(folder);
 }
 
 TEST(HandoffConnect, IsUnavailableAtOnceWhenNobodyListens) {

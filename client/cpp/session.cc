@@ -25,10 +25,12 @@ bool IsTransient(const absl::Status& status) {
 
 absl::StatusOr<std::shared_ptr<Session>> Session::Open(const Endpoint& endpoint, const v1::Hello& hello,
                                                        Duration timeout) {
+  CKPTD_RETURN_IF_ERROR(CheckServer(endpoint.socket_path));
   absl::StatusOr<std::unique_ptr<Handoff>> handoff = Handoff::Connect(endpoint.handoff_path);
-  if (!handoff.ok()) {
+  if (absl::IsUnavailable(handoff.status())) {
     return Annotate(handoff.status(), absl::StrCat("no ckptd answers at ", endpoint.text));
   }
+  CKPTD_RETURN_IF_ERROR(handoff.status());
   CKPTD_ASSIGN_OR_RETURN(v1::HelloResponse daemon, (*handoff)->Hello(hello, timeout));
   return std::shared_ptr<Session>(new Session(*std::move(handoff), std::move(daemon), endpoint));
 }
