@@ -280,6 +280,18 @@ bool Node::coordinates() const {
 
 v1::Status Node::Status() { return engine_->GetStatus(Caller{0, 0, true}); }
 
+bool Node::Lists(const std::string& tag, int64_t sequence) {
+  if (!up() || run_name_.empty()) return false;
+  v1::GetCheckpointRequest request;
+  request.set_name(absl::StrCat(run_name_, "/checkpoints/", tag));
+  bool lists = false;
+  engine_->GetCheckpoint(
+      Caller{0, 0, true}, request, [&lists, sequence](absl::StatusOr<v1::Checkpoint> found) {
+        lists = found.ok() && found->sequence() == sequence && found->level() == v1::COMMITTED;
+      });
+  return lists;
+}
+
 void Node::CheckLatest() {
   if (run_name_.empty()) return;
   v1::GetCheckpointRequest request;

@@ -41,6 +41,7 @@ class Node : public EngineObserver {
   bool up() const { return engine_ != nullptr; }
   bool paused() const { return pause_.paused(); }
   bool stopping() const { return stopping_; }
+  bool knows_root() const { return knows_root_; }  // It opens it when it starts.
   bool coordinates() const;
   // The number of this daemon; counts up with each start.
   int64_t daemon() const { return daemon_; }
@@ -72,6 +73,8 @@ class Node : public EngineObserver {
   // The saves, replies and memory that are under way, in words; empty: none.
   std::string Activity();
   v1::Status Status();
+  // Whether it shows the checkpoint.
+  bool Lists(const std::string& tag, int64_t sequence);
 
   // ---- EngineObserver
   void OnSaveEnded(const SaveSummary& summary) override;

@@ -33,6 +33,7 @@ TEST(NodesSimulationTest, KeepsEveryPromiseForEverySeed) {
                            "etcd restored",
                            "fenced",
                            "opened",
+                           "put back",
                            "registers anew",
                            "registration lost",
                            "resume not finished CHECKPOINT_DAMAGED",

@@ -98,6 +98,8 @@ class Oracle {
   // take its place.
   void Removed(const std::string& tag, int64_t sequence, const std::map<int64_t, std::string>& left,
                bool replaced);
+  // Somebody has put a removed checkpoint back. What was decided before concerns it no more.
+  void PutBack(int64_t sequence) { removed_.erase(sequence); }
   bool IsRemoved(int64_t sequence) const { return removed_.contains(sequence); }
 
   // ---- readers

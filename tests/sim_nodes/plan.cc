@@ -32,13 +32,15 @@ constexpr const char* kNames[kOperationKinds] = {"launch",
                                                  "full",
                                                  "register anew",
                                                  "hang node",
-                                                 "restore etcd"};
+                                                 "restore etcd",
+                                                 "put back"};
 
 // Random streams of what came later, so that the histories of other seeds stay as they were. They leave out
 // the seeds that have failed once (nodes_simulation_test.cc).
 constexpr uint64_t kDamageStream = 21, kReadersStream = 50, kFollowedDamageStream = 809, kConflictStream = 70,
                    kFullStream = 909, kRegisterAnewStream = 1091, kHangNodeStream = 1261,
-                   kSuspectStream = 2603, kRestoreStream = 1653;
+                   kSuspectStream = 2603, kRestoreStream = 1653, kPutBackStream = 1703,
+                   kPointersStream = 2997;
 
 void AddReaders(Plan* plan) {
   sim::Random random(sim::Mix(plan->seed, kReadersStream));
@@ -105,6 +107,25 @@ void AddRestores(Plan* plan) {
   }
 }
 
+// A coordinator that begins meanwhile finds what earlier ones have decided.
+void AddPutBacks(Plan* plan) {
+  sim::Random random(sim::Mix(plan->seed, kPutBackStream));
+  if (!random.Percent(20)) return;
+  for (int64_t i = random.Between(1, 6); i > 0; --i) {
+    const Duration at(random.Below(plan->length.count()));
+    plan->operations.push_back({at, OperationKind::kPutBack, random.Next(), random.Next()});
+    if (!random.Percent(40)) continue;
+    plan->operations.push_back({at + random.Spread(milliseconds(1), seconds(2)),
+                                OperationKind::kKillCoordinator, random.Next(), random.Next()});
+  }
+}
+
+void AddPointers(Plan* plan) {
+  sim::Random random(sim::Mix(plan->seed, kPointersStream));
+  if (!random.Percent(25)) return;
+  plan->pointers = plan->resaves = true;
+}
+
 // So many launches follow each change of bytes, to read them, or on nodes that may not have heard what others
 // have found.
 void AddDamage(Plan* plan, sim::Random& random, int64_t fewest, int64_t most) {
@@ -161,6 +182,7 @@ std::string Plan::ToString() const {
   const auto percent = [&words](int value, const char* name) {
     if (value > 0) absl::StrAppend(&words, ", ", name, " ", value, " %");
   };
+  add(pointers, "pointers");
   percent(suspect, "suspect");
   percent(etcd.lost_requests, "lost requests");
   percent(etcd.lost_answers, "lost answers");
@@ -237,6 +259,8 @@ Plan PlanOf(uint64_t seed) {
   AddNodeHangs(&plan);
   AddSuspects(&plan);
   AddRestores(&plan);
+  AddPutBacks(&plan);
+  AddPointers(&plan);
   std::stable_sort(plan.operations.begin(), plan.operations.end(),
                    [](const Operation& x, const Operation& y) { return x.at < y.at; });
   return plan;

@@ -39,9 +39,10 @@ enum class OperationKind {
   kRegisterAnew,  // A daemon gives up a registration that is good.
   kHangNode,      // The file system of one node, mostly of the coordinator's.
   kRestoreEtcd,   // From a backup, while the job and all daemons are stopped.
+  kPutBack,       // Somebody puts a checkpoint back that was removed.
 };
 inline constexpr int kSwarmKinds = static_cast<int>(OperationKind::kForeign) + 1;  // Of any seed.
-inline constexpr int kOperationKinds = static_cast<int>(OperationKind::kRestoreEtcd) + 1;
+inline constexpr int kOperationKinds = static_cast<int>(OperationKind::kPutBack) + 1;
 
 struct Operation {
   Duration at{};
@@ -62,9 +63,10 @@ struct Plan {
   bool subsets = false;  // Some saves are of some ranks only.
   bool skip = false;     // Some saves are skipped where there is no memory.
   bool short_timeouts = false;
-  bool readers = false;  // Ranks read older checkpoints all the time.
-  bool damage = false;   // Ranks find what has changed in a checkpoint, and what they miss of one.
-  int suspect = 0;       // Percentage of parts that a rank calls suspect.
+  bool readers = false;   // Ranks read older checkpoints all the time.
+  bool damage = false;    // Ranks find what has changed in a checkpoint, and what they miss of one.
+  bool pointers = false;  // Most saves name a pointer, and some re-saves do not.
+  int suspect = 0;        // Percentage of parts that a rank calls suspect.
   Duration length{};
   std::vector<Operation> operations;  // Sorted by time.
 

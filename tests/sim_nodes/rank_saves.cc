@@ -153,7 +153,11 @@ void Rank::Begin(const SavingPtr& saving) {
   SetDuration(saving->plan.commit_timeout, request.mutable_commit_timeout());
   // What only a pointer file keeps stays, also over coordinators.
   const std::string& tag = request.key().tag();
-  if (sim::Mix(tag) % 5 == 0) (*request.mutable_pointers())["BEST"] = tag;
+  sim::Random names(
+      sim::Mix(sim::Mix(launch_->seed, sim::Mix(tag)), static_cast<uint64_t>(saving->plan.ordinal)));
+  const bool is_bare = world_.plan().pointers && names.Percent(50);
+  if (sim::Mix(tag) % 5 == 0 && !is_bare) (*request.mutable_pointers())["BEST"] = tag;
+  if (world_.plan().pointers && !is_bare) (*request.mutable_pointers())["latest"] = tag;
   if (world_.plan().kept) request.set_num_kept_ckpts(*world_.plan().kept);
   if (static_cast<int>(saving->plan.ranks.size()) < launch_->world_size()) {
     for (int rank : saving->plan.ranks) request.add_ranks(rank);

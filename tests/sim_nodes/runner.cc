@@ -17,9 +17,10 @@ std::string Report(uint64_t seed, const sim::Result& result) {
     simplifications.push_back([fault](Plan& plan) { plan.etcd.*fault = 0; });
   for (Duration Etcd::*time : {&Etcd::longest_way, &Etcd::latest_event, &Etcd::lease_patience})
     simplifications.push_back([time](Plan& plan) { plan.etcd.*time = Etcd().*time; });
-  for (bool Plan::*choice :
-       {&Plan::resaves, &Plan::overlap, &Plan::subsets, &Plan::skip, &Plan::short_timeouts, &Plan::damage})
+  for (bool Plan::*choice : {&Plan::resaves, &Plan::overlap, &Plan::subsets, &Plan::skip,
+                             &Plan::short_timeouts, &Plan::damage, &Plan::pointers})
     simplifications.push_back([choice](Plan& plan) { plan.*choice = false; });
+  simplifications.push_back([](Plan& plan) { plan.suspect = 0; });
   return sim::ReportCase<Plan>(PlanOf(seed), result, "//tests/sim_nodes:soak", RunPlan, simplifications);
 }
 

@@ -46,6 +46,52 @@ std::vector<std::string> SharedDisk::Tags() const {
   return tags;
 }
 
+int64_t SharedDisk::PutBack(uint64_t which) {
+  std::vector<CheckpointPtr> free;
+  for (const auto& [sequence, checkpoint] : removed_) {
+    const std::string& tag = checkpoint->summary.tag();
+    if (!names_.tags.contains(tag) && !names_.half_removed.contains(tag) && !foreign_.contains(tag))
+      free.push_back(checkpoint);
+  }
+  if (free.empty()) return 0;
+  // Often the newest, whose removal may not have ended in etcd.
+  Checkpoint copy = *(which % 2 == 0 ? free.back() : free[which / 2 % free.size()]);
+  const std::string tag = copy.summary.tag();
+  const int64_t sequence = copy.summary.sequence();
+  copy.inode = next_inode_++;
+  Remember("");
+  names_.tags[tag] = std::make_shared<const Checkpoint>(std::move(copy));
+  put_back_.insert(sequence);
+  oracle_->PutBack(sequence);
+  return sequence;
+}
+
+std::map<int64_t, std::string> SharedDisk::put_back() const {
+  std::map<int64_t, std::string> there;
+  for (const auto& [tag, checkpoint] : names_.tags) {
+    if (put_back_.contains(checkpoint->summary.sequence())) there[checkpoint->summary.sequence()] = tag;
+  }
+  return there;
+}
+
+std::string SharedDisk::CheckPointers() const {
+  if (!damaged_.empty() || !foreign_.empty()) return "";
+  std::map<std::string, int64_t> named;
+  for (const auto& [tag, checkpoint] : names_.tags) {
+    for (const auto& pointer : checkpoint->summary.pointers()) {
+      int64_t& newest = named[pointer.first];
+      newest = std::max(newest, checkpoint->summary.sequence());
+    }
+  }
+  for (const auto& [name, newest] : newest_pointed_) {
+    const int64_t file = pointers_.contains(name) ? pointers_.at(name).first : 0;
+    if (named[name] == newest && file == newest) continue;
+    return absl::StrCat("the pointer ", name, " was named by sequence ", newest, ", and then by ",
+                        named[name], "; its file names ", file);
+  }
+  return "";
+}
+
 std::set<int64_t> SharedDisk::Sequences() const {
   std::set<int64_t> sequences;
   for (const auto& [tag, checkpoint] : names_.tags) sequences.insert(checkpoint->summary.sequence());
@@ -191,6 +237,21 @@ absl::Status SharedDisk::CheckPlace(const Names& names, const std::string& tag,
   return CheckMayReplace(target, /*pinned=*/false, save.summary);
 }
 
+// As TakeOverPointers.
+std::map<std::string, std::string> SharedDisk::InheritedBy(const Names& names, const Checkpoint& old,
+                                                           const storage::v1::ManifestSummary& save) {
+  std::map<std::string, std::string> left(old.summary.pointers().begin(), old.summary.pointers().end());
+  for (const auto& own : save.pointers()) left.erase(own.first);
+  for (const auto& [tag, other] : names.tags) {
+    if (other->summary.sequence() <= old.summary.sequence()) continue;
+    for (const auto& moved_on : other->summary.pointers()) left.erase(moved_on.first);
+  }
+  storage::v1::ManifestSummary whole = save;
+  InheritPointers(left, whole);
+  std::erase_if(left, [&whole](const auto& pointer) { return !whole.pointers().contains(pointer.first); });
+  return left;
+}
+
 absl::StatusOr<SharedRootIo::Replaced> SharedDisk::FindReplaced(
     const std::string& node, const SharedRootIo::Publication& publication) {
   using Replaced = SharedRootIo::Replaced;
@@ -206,7 +267,7 @@ absl::StatusOr<SharedRootIo::Replaced> SharedDisk::FindReplaced(
   if (found == view.tags.end()) return Replaced{half->second};
   CKPTD_ASSIGN_OR_RETURN(const Checkpoint checkpoint, MakeCheckpoint(publication));
   if (!CheckPlace(view, save.tag, checkpoint).ok()) return Replaced();
-  return Replaced{found->second->summary.sequence()};
+  return Replaced{found->second->summary.sequence(), InheritedBy(view, *found->second, checkpoint.summary)};
 }
 
 absl::StatusOr<SharedRootIo::Published> SharedDisk::Publish(const std::string& node,
@@ -249,7 +310,12 @@ absl::StatusOr<SharedRootIo::Published> SharedDisk::Publish(const std::string& n
   for (const Part& part : checkpoint.parts) contents[part.record.rank()] = part.contents;
   Remember(node);
   names_.inflight.erase(save.name);
+  checkpoint.inode = next_inode_++;
   const storage::v1::ManifestSummary summary = checkpoint.summary;
+  for (const auto& pointer : summary.pointers()) {
+    int64_t& newest = newest_pointed_[pointer.first];
+    newest = std::max(newest, save.sequence);
+  }
   names_.tags[save.tag] = std::make_shared<const Checkpoint>(std::move(checkpoint));
   oracle_->Published({oracle_->IdOf(publication.attempt), save.tag, publication.ordinal}, summary, contents);
   if (Hits(faults_.lost_publish)) return ErrnoError(EIO, "syncing the root");
@@ -283,7 +349,9 @@ absl::StatusOr<bool> SharedDisk::Remove(const std::string& node, const std::stri
   if (Hits(faults_.remove)) return ErrnoError(EIO, "removing a checkpoint");
   if (const auto at_tag = names_.tags.find(tag);
       at_tag != names_.tags.end() && at_tag->second->summary.sequence() == sequence) {
+    if (inode != 0 && inode != at_tag->second->inode) return true;
     Remember(node);
+    removed_[sequence] = at_tag->second;
     names_.tags.erase(at_tag);
     names_.half_removed[tag] = sequence;
     std::map<int64_t, std::string> left;

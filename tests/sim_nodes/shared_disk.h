@@ -58,6 +58,7 @@ class SharedDisk {
   struct Checkpoint {
     storage::v1::ManifestSummary summary;
     std::vector<Part> parts;
+    uint64_t inode = 0;  // Of its directory.
   };
   using CheckpointPtr = std::shared_ptr<const Checkpoint>;
 
@@ -72,6 +73,14 @@ class SharedDisk {
   Instant last_hang_ends() const { return last_hang_ends_; }
   // Another program makes a directory, unless there is one.
   void AddForeign(const std::string& tag);
+  // Somebody puts a checkpoint that was removed back where its tag is free, as a copy that was made before.
+  // Its sequence; 0: there is none.
+  int64_t PutBack(uint64_t which);
+  // What was put back and is there: tags by sequence.
+  std::map<int64_t, std::string> put_back() const;
+  // Whether each pointer names the newest checkpoint that it ever named, or one that has replaced it, also in
+  // words: what is wrong. Where bytes have changed, or another program has taken a tag, it may not.
+  std::string CheckPointers() const;
   // Sequences of the saves in flight.
   std::vector<int64_t> InFlight() const;
   // The newest checkpoint; 0: there is none.
@@ -116,6 +125,8 @@ class SharedDisk {
 
   // What the coordinator asks for, carried out.
   absl::StatusOr<std::string> MakeInflight(const std::string& node, const std::string& tag, int64_t sequence);
+  static std::map<std::string, std::string> InheritedBy(const Names& names, const Checkpoint& old,
+                                                        const storage::v1::ManifestSummary& save);
   absl::StatusOr<SharedRootIo::Replaced> FindReplaced(const std::string& node,
                                                       const SharedRootIo::Publication& publication);
   absl::StatusOr<SharedPlace> Find(const std::string& node, const SharedInflight& save);
@@ -157,6 +168,10 @@ class SharedDisk {
   std::map<int64_t, int> damaged_;            // By sequence: the rank whose part is damaged.
   // By name: which checkpoint a pointer file names, and since when.
   std::map<std::string, std::pair<int64_t, Instant>> pointers_;
+  std::map<std::string, int64_t> newest_pointed_;  // By name of a pointer: the newest that has named it.
+  std::map<int64_t, CheckpointPtr> removed_;       // By sequence.
+  std::set<int64_t> put_back_;                     // Sequences.
+  uint64_t next_inode_ = 1;
   int64_t highest_term_ = 0, first_term_ = 0;
   std::map<int64_t, storage::v1::Damage> record_;  // By sequence: what coordinators have written.
   int made_ = 0;

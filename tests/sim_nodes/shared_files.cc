@@ -365,7 +365,7 @@ void SimSharedFiles::CheckRemovable(const std::string& tag, int64_t sequence,
         const auto found = disk_.names_.tags.find(tag);
         if (found == disk_.names_.tags.end() || found->second->summary.sequence() != sequence)
           return NoCheckpoint(tag);
-        return 1;
+        return found->second->inode;
       });
 }
 

@@ -162,11 +162,12 @@ void World::RestoreEtcd(uint64_t which) {
   Trace("etcd is restored from a backup of revision ", revision, ", which knows ", last, " of ", newest,
         " attempts");
   Count("etcd restored");
-  restores_.erase(restores_.upper_bound(revision), restores_.end());
-  Restore& restore = restores_[revision];
-  restore.there = disk_->Sequences();
+  changes_.erase(changes_.upper_bound(revision), changes_.end());
+  RootChange& change = changes_[revision];
+  change.etcd_restored = restored_ = true;
+  change.there = disk_->Sequences();
   for (const int64_t sequence : oracle_.published()) {
-    if (!restore.there.contains(sequence)) restore.gone.insert(sequence);
+    if (!change.there.contains(sequence)) change.gone.insert(sequence);
   }
   disk_->EndTerms();
   oracle_.EtcdRestored(newest, last, disk_->RecordedDamage());
@@ -284,6 +285,14 @@ void World::Apply(const Operation& operation) {
       return disk_->HangUntil(
           (operation.b % 4 == 0 ? node : Coordinator(operation.a)).name(),
           schedule_.clock().Now() + seconds(20) + milliseconds(operation.b / 4 % 130'000));
+    case OperationKind::kPutBack: {
+      const int64_t sequence = disk_->PutBack(operation.a);
+      if (sequence == 0) return;
+      Trace("sequence ", sequence, " is put back");
+      Count("put back");
+      etcd_->WithModel([&](EtcdModel& model) { changes_[model.revision()].there.insert(sequence); });
+      return;
+    }
     case OperationKind::kRestoreEtcd:
       return BeginRestore(operation.b % 2 == 0, operation.a);
   }
@@ -357,6 +366,7 @@ void World::End() {
   // carried out: those are the last of the faults.
   const Duration hang = disk_->last_hang_ends() - schedule_.clock().Now();
   RunUntil(schedule_.elapsed() + std::max<Duration>(hang, seconds(kLeaseSeconds)), nullptr);
+  if (!CheckPutBack()) return;
   auto last = std::make_shared<Launch>();
   last->id = "last";
   last->seed = plan_.seed;
@@ -369,9 +379,8 @@ void World::End() {
   if (!Settle("the last save", [this] { return RanksAreIdle(); })) return;
   // Etcd of the backup may give a save a directory that another save has had since.
   const auto living = Living();
-  if (!restores_.empty() && std::any_of(living.begin(), living.end(), [](const auto& rank) {
-        return rank->last_save_had_no_directory();
-      })) {
+  if (restored_ && std::any_of(living.begin(), living.end(),
+                               [](const auto& rank) { return rank->last_save_had_no_directory(); })) {
     Count("no directory after a restore");
     for (const auto& rank : living) rank->LastSave(/*ordinal=*/2);
     if (!Settle("the save after that", [this] { return RanksAreIdle(); })) return;
@@ -385,7 +394,25 @@ void World::End() {
   KillLiving();
   if (!Settle("the end of the last ranks", nothing_is_left)) return;
   if (!Settle("the end of all removals", [this] { return disk_->removals_ended(); })) return;
+  if (const std::string wrong = disk_->CheckPointers(); !wrong.empty()) return oracle_.Violated(wrong);
   CheckHistory();
+}
+
+// A daemon that starts lists it, unless retention removes it for the job's policy.
+bool World::CheckPutBack() {
+  const auto knows =
+      std::find_if(nodes_.begin(), nodes_.end(), [](const auto& node) { return node->knows_root(); });
+  if (disk_->put_back().empty() || knows == nodes_.end()) return true;
+  Node& node = **knows;
+  node.Kill();
+  node.Start();
+  return Settle("the listing of what was put back", [this, &node] {
+    const auto there = disk_->put_back();
+    return node.Activity().empty() &&
+           std::all_of(there.begin(), there.end(), [&node](const auto& checkpoint) {
+             return node.Lists(checkpoint.second, checkpoint.first);
+           });
+  });
 }
 
 // As etcd knows: what a save was called when it had ended, it is called for ever, and nothing is in flight
@@ -394,10 +421,10 @@ void World::CheckHistory() {
   std::map<std::string, SaveState> states;
   Kept kept;
   etcd_->WithModel([&](EtcdModel& model) {
-    auto restore = restores_.begin();
+    auto change = changes_.begin();
     for (const auto& event : model.Events("/ckptd/runs/", "/ckptd/runs0", 1)) {
-      for (; restore != restores_.end() && restore->first < event.kv().mod_revision(); ++restore)
-        KeepWhatIsThere(restore->second, &kept);
+      for (; change != changes_.end() && change->first < event.kv().mod_revision(); ++change)
+        KeepWhatIsThere(change->second, &kept);
       const std::string& key = event.kv().key();
       CheckRemoval(key, event.kv().value(), &kept);
       if (key.find("/states/") == std::string::npos) continue;
@@ -416,11 +443,11 @@ void World::CheckHistory() {
 }
 
 // Etcd may have forgotten what has become a checkpoint, and what has been removed.
-void World::KeepWhatIsThere(const Restore& restore, Kept* kept) {
-  for (const int64_t sequence : restore.gone) kept->whole.erase(sequence);
-  kept->whole.insert(restore.there.begin(), restore.there.end());
-  kept->there.insert(restore.there.begin(), restore.there.end());
-  kept->replacing.clear();
+void World::KeepWhatIsThere(const RootChange& change, Kept* kept) {
+  for (const int64_t sequence : change.gone) kept->whole.erase(sequence);
+  kept->whole.insert(change.there.begin(), change.there.end());
+  kept->there.insert(change.there.begin(), change.there.end());
+  if (change.etcd_restored) kept->replacing.clear();
 }
 
 // When retention decides that a checkpoint goes, as many others are there as are kept, of which etcd does not

@@ -82,15 +82,18 @@ class World {
   void End();
   void CheckLastSave();
   void CheckHistory();
-  struct Restore {
+  // Of the root, by others than the daemons, or of etcd.
+  struct RootChange {
     std::set<int64_t> there, gone;  // Sequences of checkpoints.
+    bool etcd_restored = false;
   };
   struct Kept {
     std::set<int64_t> whole, damaged;  // Sequences.
-    std::set<int64_t> there;           // In the root when etcd was restored.
+    std::set<int64_t> there;           // In the root, whatever etcd says.
     std::set<int64_t> replacing;       // Saves for which another checkpoint goes.
   };
-  static void KeepWhatIsThere(const Restore& restore, Kept* kept);
+  static void KeepWhatIsThere(const RootChange& change, Kept* kept);
+  bool CheckPutBack();
   void CheckRemoval(const std::string& key, const std::string& value, Kept* kept);
   bool RanksAreIdle() const;
   std::string Activity() const;
@@ -108,8 +111,9 @@ class World {
   std::shared_ptr<Launch> newest_launch_;
   int launches_ = 0;
   bool ending_ = false;
-  bool restoring_ = false;               // No daemon lives until etcd is restored.
-  std::map<int64_t, Restore> restores_;  // By the revision that etcd went back to; of its present history.
+  bool restoring_ = false;  // No daemon lives until etcd is restored.
+  bool restored_ = false;
+  std::map<int64_t, RootChange> changes_;  // By the revision of etcd then; of its present history.
 };
 
 }  // namespace ckptd::sim_nodes
