@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "daemon/etcd/etcd_requests.h"
+#include "google/protobuf/util/message_differencer.h"
 
 namespace ckptd {
 
@@ -33,9 +34,11 @@ void ChangeSave(Etcd* etcd, int64_t sequence, SaveChange change,
     if (found.back().empty()) return operations;
     const etcdserverpb::KeyValue& before = found.back()[0];
     result->state.ParseFromString(before.value());
+    const SaveState read = result->state;
     operations = decide(found, &result->state);
-    const std::string after = result->state.SerializeAsString();
-    if (after != before.value()) operations.push_back(Put(before.key(), after));
+    // Equal messages need not have equal bytes: a map is written in any order.
+    if (!google::protobuf::util::MessageDifferencer::Equals(read, result->state))
+      operations.push_back(Put(before.key(), result->state.SerializeAsString()));
     return operations;
   };
   swap.purpose = std::move(change.purpose);

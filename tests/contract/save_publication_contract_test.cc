@@ -228,6 +228,20 @@ TEST_P(SavePublicationContract, NextCoordinatorPublishesWhatTheFirstOneHasFixed)
   EXPECT_EQ(second->digests, first->digests);
 }
 
+TEST_P(SavePublicationContract, StateThatNobodyChangesIsNotWrittenAgain) {
+  const SharedSave save = Durable("step_1");
+  SavePublication::Replaces replaces;
+  for (int i = 0; i < 20; ++i) replaces.pointers[absl::StrCat("pointer", i)] = "step_1";
+  const auto publishing = Await<absl::StatusOr<Publishing>>(
+      [&](auto answer) { publication_->Publish(save, office_, 7, replaces, std::move(answer)); });
+  ASSERT_TRUE(publishing.ok()) << publishing.status();
+  EXPECT_EQ(Commit(save), "COMMITTED");
+  const std::string key = LedgerKeys(nodes_.prefix() + "run/").SaveState(save.sequence);
+  const std::string written = nodes_.Read(key);
+  EXPECT_EQ(Commit(save), "COMMITTED");
+  EXPECT_EQ(nodes_.Read(key), written);
+}
+
 TEST_P(SavePublicationContract, OneSaveIsPublishedAtATime) {
   const SharedSave first = Durable("step_1"), second = Durable("step_2"), third = Durable("step_3");
   EXPECT_EQ(Publish(first), "PUBLISHING");
