@@ -8,6 +8,7 @@
 #include "daemon/cluster/node_save.h"
 #include "daemon/cluster/save_needs.h"
 #include "daemon/etcd/etcd_errors.h"
+#include "daemon/ledger/admission_rules.h"
 #include "daemon/ledger/save_end.h"
 #include "storage/base/errors.h"
 #include "storage/base/reasons.h"
@@ -16,15 +17,6 @@ namespace ckptd {
 
 using ledger::v1::NodeVote;
 using ledger::v1::SaveState;
-
-namespace {
-
-absl::Status NobodyWaits() {
-  return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kRanksMissing,
-                   "not all ranks of the run have begun the save, and no node waits for them any longer");
-}
-
-}  // namespace
 
 SaveCoordinator::SaveCoordinator(Etcd* etcd, Clock* clock, SharedRootIo* root, Options options,
                                  const RunCoordinator::Office& office, Hooks hooks)
@@ -239,12 +231,22 @@ void SaveCoordinator::Decide(Save& save, const SaveView& view) {
   if (const std::optional<std::string> node = LostNode(save, view))
     return decisions_.LoseNode(now, office_.held, *node, Decided(save));
   if (now.state.phase() == SaveState::PROPOSED && (!save.unusable.ok() || save.overdue)) {
-    const absl::Status why = save.unusable.ok() ? NobodyWaits() : save.unusable;
-    return admission_.End(now, office_.held, EndOf(why), Decided(save));
+    const ledger::v1::SaveEnd why =
+        save.unusable.ok() ? EndByMissingRanks(view, now.state.tag()) : NoDirectory(now, save.unusable);
+    return admission_.End(now, office_.held, why, Decided(save));
   }
   if (NeedsAdmission(now.state, view, save.inflight))
     return admission_.Decide(now, office_.held, save.inflight, Decided(save));
   if (NeedsSettling(now.state, view)) decisions_.Settle(now, office_.held, Decided(save));
+}
+
+// Every rank hears it, also on nodes that can write there.
+ledger::v1::SaveEnd SaveCoordinator::NoDirectory(const SharedSave& save, const absl::Status& why) const {
+  return EndOf(
+      Annotate(why, absl::StrCat("node \"", options_.node.name,
+                                 "\", which coordinates the run, could not make the directory of the "
+                                 "save of ",
+                                 save.state.tag())));
 }
 
 bool SaveCoordinator::IsOverdue(const std::string& absent) {

@@ -120,6 +120,7 @@ class SaveCoordinator {
   void Decide(Save& save, const SaveView& view);
   bool IsOverdue(const std::string& absent);
   std::optional<std::string> LostNode(const Save& save, const SaveView& view);
+  ledger::v1::SaveEnd NoDirectory(const SharedSave& save, const absl::Status& why) const;
   Answer Decided(Save& save);
   void BeginTerm();
   void PublishIfNext(const Save& save, const SaveView& view);

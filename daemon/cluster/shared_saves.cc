@@ -22,10 +22,10 @@ constexpr Duration kLongestWait = std::chrono::hours(24);
 // With SKIP, while the save waits for other nodes.
 constexpr Duration kVoteAgainAfter = std::chrono::seconds(1);
 
-absl::Status NotInTime(const NodeSave& part) {
+absl::Status NotInTime(const std::string& node, const NodeSave& part) {
   return MakeError(absl::StatusCode::kUnavailable, ledger_reason::kUnavailable,
-                   absl::StrCat("the save was not admitted before its deadline; waiting for ",
-                                part.WaitsFor(), ". Look whether all nodes can reach etcd"));
+                   absl::StrCat("the save was not admitted before its deadline; node \"", node,
+                                "\" waited for ", part.WaitsFor(), ". Look whether it can reach etcd"));
 }
 
 absl::Status Skipped(const std::string& node, Duration silence, const std::string& waits_for) {
@@ -58,7 +58,8 @@ bool IsOfAnother(const SaveName& name, const SaveState& state) {
   return state.phase() != SaveState::OPEN && NameOf(state) != name;
 }
 
-// Why a save ends whose deadline passes while etcd answers.
+// Why a save ends whose deadline passes while etcd answers. What has accepted it only waits: the decision
+// names the ranks that are missing (EndByMissingRanks).
 absl::Status NotAdmitted(bool accepted) {
   if (accepted)
     return MakeError(
@@ -419,9 +420,10 @@ void SharedSaves::CheckDeadline(const SaveName& name, NodeSave& part) {
   const Instant now = clock_->Now();
   if (now < part.deadline || part.given_up || !part.IsUndecided()) return;
   if (!part.failed) {
-    Fail(name, part.Next() != Request::kNone ? NotInTime(part) : NotAdmitted(part.accepted));
+    Fail(name,
+         part.Next() != Request::kNone ? NotInTime(options_.node.name, part) : NotAdmitted(part.accepted));
   } else if (now >= part.deadline + options_.patience) {
-    GiveUp(name, NotInTime(part));
+    GiveUp(name, NotInTime(options_.node.name, part));
   }
 }
 

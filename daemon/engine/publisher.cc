@@ -38,7 +38,8 @@ absl::Status WritingFailed(const Save& save, int rank, const absl::Status& why) 
   details["tag"] = save.key.tag;
   details["ranks"] = absl::StrCat(rank);
   return MakeError(why.code(), ReasonOf(why),
-                   absl::StrCat("writing the part of rank ", rank, ": ", std::string(why.message())),
+                   absl::StrCat("writing the part of rank ", rank, " of ", save.key.tag, " in the root ",
+                                save.run->path, ": ", std::string(why.message())),
                    details);
 }
 
@@ -111,7 +112,9 @@ void Publisher::OnStarted(int64_t save_id, const absl::Status& made) {
   if (!save->inflight_made) save->inflight_asked = false;
   if (save->phase == SavePhase::kFailing) return hooks_.continue_failing(save);
   if (IsReadOnly(made) && !save->shared) return scanner_->AwaitScan(save->run);
-  if (!made.ok()) return hooks_.fail(save, made);
+  if (!made.ok())
+    return hooks_.fail(save, Annotate(made, absl::StrCat("opening the directory of the save of ",
+                                                         save->key.tag, " in the root ", save->run->path)));
   WriteSealedParts(save);
 }
 

@@ -187,9 +187,9 @@ void SaveTracker::OnTick(Instant now) {
     AnswerWaiters(save);
     if (save->busy == v1::SKIP && AwaitsFileSystem(*save, now)) skipped.push_back(save);
     WarnOfDifferentTags(save, now);
-    // The nodes of a shared run end a save that is not admitted in time; each holds its own ranks to the
-    // commit deadline.
-    const bool awaits_room = AwaitsRoom(*save) && !save->shared;
+    // A node of a shared run says what it has waited for. One that has accepted the save waits for the
+    // others, and the nodes end it together.
+    const bool awaits_room = AwaitsRoom(*save);
     const bool open = save->phase == SavePhase::kAdmitted && !save->sealed();
     // A commit_timeout that is shorter than the timeout of the admission bounds that, too.
     if (awaits_room && now >= std::min(save->admission_deadline, save->commit_deadline)) late.push_back(save);
@@ -281,6 +281,9 @@ absl::Status SaveTracker::DeadlineError(const Save& save) const {
                         absl::StrCat(" have not begun the save of ", save.key.tag,
                                      " in time; every rank of the launch begins every save, one that has "
                                      "nothing to save with no files, unless the save names its ranks",
+                                     save.shared ? "; a process that counts ranks of other nodes as its own "
+                                                   "node's waits for them here: set LOCAL_WORLD_SIZE"
+                                                 : "",
                                      SavesInstead(save)));
   }
   if (save.phase == SavePhase::kAdmitted) {

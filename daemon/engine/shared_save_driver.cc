@@ -126,7 +126,11 @@ void SharedSaveDriver::OnFinished(int64_t save_id, const absl::StatusOr<std::str
   save->shared->finishing = false;
   if (save->phase == SavePhase::kFailing) return hooks_.continue_failing(save);
   if (!digest.ok())
-    return hooks_.fail(save, Annotate(digest.status(), "writing this node's part record"), v1::FAILED);
+    return hooks_.fail(
+        save,
+        Annotate(digest.status(), absl::StrCat("writing this node's record of its part of ", save->key.tag,
+                                               " in the root ", save->run->path)),
+        v1::FAILED);
   if (save->phase != SavePhase::kAdmitted) return;  // It is given up.
   save->phase = SavePhase::kPublishing;
   save->run->shared->Durable(save->key, *digest);

@@ -6,6 +6,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "storage/base/errors.h"
 #include "storage/base/reasons.h"
 #include "tests/testing/engine_fixture.h"
 #include "tests/testing/fake_shared_run.h"
@@ -371,6 +372,17 @@ TEST_F(SharedSavesTest, BeginDoesNotWaitBeyondItsTimeForEtcdToLetItsAttemptAct) 
   EXPECT_THAT(Calls(), ElementsAre()) << "its ranks have heard its end";
 }
 
+// They hear from this node what it has waited for, and not only that it had no room.
+TEST_F(SharedSavesTest, OtherNodesHearWhichRanksOfThisNodeHaveNotBegun) {
+  begun_.push_back(Begin(sessions_[0], BeginOf(0, "a", 1, 100)));
+  Decide(Phase::kProposed);
+  Calls();
+  AdvanceClock(std::chrono::seconds(31));
+  EXPECT_THAT(Calls(), ElementsAre("Fail a RANKS_MISSING"));
+  EXPECT_EQ(DetailsOf(nodes_->failed).at("ranks"), "1");
+  EXPECT_THAT(std::string(nodes_->failed.message()), HasSubstr("LOCAL_WORLD_SIZE"));
+}
+
 TEST_F(SharedSavesTest, HoldsItsOwnRanksAloneToTheCommitDeadline) {
   Admit();
   ASSERT_TRUE(Seal(sessions_[0], begins_[0]).status().ok());
@@ -417,6 +429,8 @@ TEST_F(SharedSavesTest, OtherNodesHearThatTheRecordOfItsPartCouldNotBeWritten) {
   nodes_->parts[0](Error(reason::kNoSpace));
   RunQueued();
   EXPECT_THAT(Calls(), ElementsAre("Fail a NO_SPACE"));
+  EXPECT_THAT(std::string(nodes_->failed.message()),
+              AllOf(HasSubstr(" of a in the root "), HasSubstr("node b")));
 }
 
 TEST_F(SharedSavesTest, LoadsACheckpointOnceHoweverOftenItIsHeardOf) {

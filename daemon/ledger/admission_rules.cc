@@ -2,9 +2,12 @@
 
 #include <map>
 #include <set>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "daemon/etcd/etcd_errors.h"
 #include "daemon/ledger/change_save.h"
 #include "daemon/ledger/fenced.h"
@@ -31,31 +34,21 @@ const NodeVote* VoteOf(const SaveView& view, const std::string& node) {
 ledger::v1::SaveEnd NotDecided() {
   ledger::v1::SaveEnd end;
   end.set_reason(ledger_reason::kUnavailable);
-  end.set_message("the coordinator of the run has not decided before the save's deadline");
+  end.set_message(
+      "all ranks have begun the save and have room for it, and the coordinator of the run has not admitted "
+      "it "
+      "before its deadline; look at the daemon of the node that coordinates (ckptctl status)");
   return end;
 }
 
-// Of the ranks whose nodes have not voted, if that is why `node` has voted no; else of that node's.
-ledger::v1::SaveEnd EndByNo(const SaveView& view, const std::string& node, ledger::v1::SaveEnd no) {
-  if (no.reason() != reason::kRanksMissing) return EndBy(node, view.ranks.at(node), std::move(no));
-  std::map<int, std::string> node_of;  // By rank; of those that have joined.
-  std::set<int> voted;
-  for (const auto& [other, ranks] : view.ranks) {
-    for (const int rank : ranks.ranks()) {
-      node_of[rank] = other;
-      if (VoteOf(view, other) != nullptr) voted.insert(rank);
-    }
-  }
-  no.clear_ranks();  // It knows of its own ranks only.
-  std::set<std::string> nodes;
-  for (const int rank : view.all_ranks) {
-    if (voted.contains(rank)) continue;
-    no.add_ranks(rank);
-    nodes.insert(node_of[rank]);
-  }
-  if (nodes.size() == 1) no.set_node(*nodes.begin());
-  if (nodes.empty()) return NotDecided();
-  return no;
+// Whether a node has said no only because it has waited for other nodes until its deadline.
+bool HasOnlyWaited(const ledger::v1::SaveEnd& no) {
+  return no.reason() == reason::kRanksMissing && no.ranks().empty();
+}
+
+ledger::v1::SaveEnd EndByNo(const SaveView& view, const SaveState& state, const std::string& node) {
+  const ledger::v1::SaveEnd& no = view.votes.at(node).no();
+  return HasOnlyWaited(no) ? EndByMissingRanks(view, state.tag()) : EndBy(node, view.ranks.at(node), no);
 }
 
 // The no that counts; null: there is none. One that says what is wrong comes before one that only waited.
@@ -64,7 +57,7 @@ const std::string* FirstNo(const SaveView& view) {
   for (const auto& [node, ranks] : view.ranks) {
     const NodeVote* vote = VoteOf(view, node);
     if (vote == nullptr || !vote->has_no()) continue;
-    if (vote->no().reason() != reason::kRanksMissing) return &node;
+    if (!HasOnlyWaited(vote->no())) return &node;
     if (first == nullptr) first = &node;
   }
   return first;
@@ -97,13 +90,82 @@ void TakeRetention(const SaveView& view, SaveState* state) {
   }
 }
 
+// What to look at where ranks are missing. In the order of the message: the surest cause comes first.
+enum class Missing { kNotRegistered, kRestarted, kNotBegun, kNotJoined };
+
+Missing WhyMissing(const SaveView& view, const std::string& node) {
+  if (node.empty()) return Missing::kNotJoined;
+  if (!view.registrations.contains(node)) return Missing::kNotRegistered;
+  return view.votes.contains(node) ? Missing::kRestarted : Missing::kNotBegun;
+}
+
+const char* WhatToDo(Missing why) {
+  switch (why) {
+    case Missing::kNotRegistered:
+      return "not registered in etcd; look whether the daemon there runs and reaches etcd";
+    case Missing::kRestarted:
+      return "registered, but its daemon was started again during the save; look whether these ranks have "
+             "begun it again";
+    case Missing::kNotBegun:
+      return "registered; look whether these processes call save, and whether the daemon there has room "
+             "(ckptctl status)";
+    case Missing::kNotJoined:
+      return "they have not joined the run; look at these processes";
+  }
+  return "";
+}
+
+// "node "a" (ranks 0,1), node "b" (ranks 2): registered; look ...".
+std::string Describe(Missing why, const std::map<std::string, std::vector<int>>& nodes) {
+  constexpr size_t kMostNodes = 8;
+  std::vector<std::string> words;
+  for (const auto& [node, ranks] : nodes) {
+    if (words.size() == kMostNodes) {
+      words.push_back(absl::StrCat(nodes.size() - kMostNodes, " more nodes"));
+      break;
+    }
+    words.push_back(node.empty() ? absl::StrCat("no node (ranks ", JoinRanks(ranks), ")")
+                                 : NodeAndRanks(node, ranks));
+  }
+  return absl::StrCat(absl::StrJoin(words, ", "), ": ", WhatToDo(why));
+}
+
 }  // namespace
+
+ledger::v1::SaveEnd EndByMissingRanks(const SaveView& view, const std::string& tag) {
+  std::map<int, std::string> node_of;  // By rank; of those that have joined.
+  std::set<int> voted;
+  for (const auto& [node, ranks] : view.ranks) {
+    for (const int rank : ranks.ranks()) {
+      node_of[rank] = node;
+      if (VoteOf(view, node) != nullptr) voted.insert(rank);
+    }
+  }
+  ledger::v1::SaveEnd end;
+  std::set<std::string> nodes;
+  std::map<Missing, std::map<std::string, std::vector<int>>> missing;
+  for (const int rank : view.all_ranks) {
+    if (voted.contains(rank)) continue;
+    end.add_ranks(rank);
+    const std::string& node = node_of[rank];
+    nodes.insert(node);
+    missing[WhyMissing(view, node)][node].push_back(rank);
+  }
+  if (missing.empty()) return NotDecided();
+  if (nodes.size() == 1) end.set_node(*nodes.begin());
+  std::vector<std::string> words;
+  for (const auto& [why, of_nodes] : missing) words.push_back(Describe(why, of_nodes));
+  end.set_code(static_cast<int>(absl::StatusCode::kDeadlineExceeded));
+  end.set_reason(reason::kRanksMissing);
+  end.set_message(absl::StrCat("the save of ", tag, " was not begun, or had no room, before its deadline on ",
+                               absl::StrJoin(words, "; and on ")));
+  return end;
+}
 
 void DecideAdmission(const SaveView& view, const std::string& inflight, SaveState* state) {
   if (state->phase() != SaveState::PROPOSED) return;
   if (state->attempt() < view.active) return EndWith(FencedEnd(state->attempt(), view.active), state);
-  if (const std::string* const node = FirstNo(view))
-    return EndWith(EndByNo(view, *node, view.votes.at(*node).no()), state);
+  if (const std::string* const node = FirstNo(view)) return EndWith(EndByNo(view, *state, *node), state);
   std::set<int> willing;
   for (const auto& [node, ranks] : view.ranks) {
     if (VoteOf(view, node) == nullptr) continue;

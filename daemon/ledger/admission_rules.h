@@ -15,6 +15,10 @@ namespace ckptd {
 // `inflight`: the directory for its files; empty: there is none yet, and the save is not admitted.
 void DecideAdmission(const SaveView& view, const std::string& inflight, ledger::v1::SaveState* state);
 
+// The end of a save that is not admitted in time, because of the ranks whose votes do not count: its message
+// names these, their nodes and whether those are registered. LEDGER_UNAVAILABLE if there are none.
+ledger::v1::SaveEnd EndByMissingRanks(const SaveView& view, const std::string& tag);
+
 // The name of a save that a state, which is OPEN, gets: it is PROPOSED then.
 void NameSave(const ledger::v1::SaveProposal& proposal, ledger::v1::SaveState* state);
 

@@ -64,9 +64,10 @@ class SaveAdmission {
             Answer<VotedSave> answer);
 
   // By the coordinator, which holds `office`: ADMITTED if the nodes of its ranks have voted yes; ENDED at the
-  // first no, or if the attempt is fenced; else still PROPOSED. A no with the reason RANKS_MISSING blames the
-  // ranks whose nodes have not voted. `inflight`: the directory that was made for the save, in which no other
-  // save's files ever are; empty: there is none yet, so it is not admitted. NOT_COORDINATOR.
+  // first no, or if the attempt is fenced; else still PROPOSED. A no with the reason RANKS_MISSING that
+  // names no ranks blames those whose nodes have not voted. `inflight`: the directory that was made for the
+  // save, in which no other save's files ever are; empty: there is none yet, so it is not admitted.
+  // NOT_COORDINATOR.
   void Decide(const Save& save, const CompareAndSwap::Held& office, const std::string& inflight,
               Answer<Save> answer);
   // By the coordinator: the save of this sequence is there in advance, OPEN, with a directory that was made

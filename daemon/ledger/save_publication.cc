@@ -23,10 +23,13 @@ namespace {
 // Of the ranges of Publish(), after those of the view.
 constexpr size_t kPublishing = 4, kReaders = 5;
 
-ledger::v1::SaveEnd NodeLost(const std::string& node) {
+ledger::v1::SaveEnd NodeLost(bool is_registered) {
   ledger::v1::SaveEnd end;
   end.set_reason(ledger_reason::kNodeLost);
-  end.set_message(absl::StrCat("node \"", node, "\" is lost, and its files of this save were not durable"));
+  end.set_message(is_registered
+                      ? "its daemon was started again, and its files of this save were not durable"
+                      : "it is lost, because it is no longer registered in etcd, and its files of this save "
+                        "were not durable; look whether the daemon there runs and reaches etcd");
   return end;
 }
 
@@ -112,7 +115,7 @@ void SavePublication::LoseNode(const SharedSave& save, const CompareAndSwap::Hel
         const SaveView view = SaveViewOf(found, *state);
         const auto ranks = view.ranks.find(node);
         if (MayEnd(*state) && ranks != view.ranks.end() && IsLost(view, node))
-          EndWith(EndBy(node, ranks->second, NodeLost(node)), state);
+          EndWith(EndBy(node, ranks->second, NodeLost(view.registrations.contains(node))), state);
         return Operations();
       },
       std::move(answer));

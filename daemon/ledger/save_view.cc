@@ -6,6 +6,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "daemon/ledger/found_messages.h"
+#include "storage/base/errors.h"
 
 namespace ckptd {
 
@@ -74,15 +75,20 @@ std::vector<std::string> SaveView::Behind(NodeVote::Stage stage) const {
   return behind;
 }
 
+std::string NodeAndRanks(const std::string& node, const std::vector<int>& ranks) {
+  return absl::StrCat("node \"", node, "\" (ranks ", JoinRanks(ranks), ")");
+}
+
 ledger::v1::SaveEnd EndBy(const std::string& node, const ledger::v1::NodeRanks& ranks,
                           ledger::v1::SaveEnd why) {
   why.set_node(node);
+  // The node may have said which of them.
+  if (why.ranks_size() == 0) *why.mutable_ranks() = ranks.ranks();
   // Also where only the message is shown.
-  const std::string name = absl::StrCat("node \"", node, "\"");
-  if (!absl::StrContains(why.message(), name))
-    why.set_message(absl::StrCat("on ", name, ": ", why.message()));
-  if (why.ranks_size() > 0) return why;  // The node has said which of them.
-  *why.mutable_ranks() = ranks.ranks();
+  if (!absl::StrContains(why.message(), absl::StrCat("node \"", node, "\""))) {
+    why.set_message(
+        absl::StrCat(NodeAndRanks(node, {why.ranks().begin(), why.ranks().end()}), ": ", why.message()));
+  }
   return why;
 }
 

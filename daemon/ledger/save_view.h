@@ -35,7 +35,10 @@ struct SaveView {
 // Whether the save, which has a name, is this one, of the same ranks.
 bool IsOf(const ledger::v1::SaveProposal& proposal, const ledger::v1::SaveState& save);
 
-// The end of a save because of one node: of the ranks that `why` names, or else of all that it has.
+// For messages: node "gpu17" (ranks 8,9).
+std::string NodeAndRanks(const std::string& node, const std::vector<int>& ranks);
+// The end of a save because of one node: of the ranks that `why` names, or else of all that it has. The
+// message begins with the node and these ranks.
 ledger::v1::SaveEnd EndBy(const std::string& node, const ledger::v1::NodeRanks& ranks,
                           ledger::v1::SaveEnd why);
 

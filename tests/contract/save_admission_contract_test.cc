@@ -137,10 +137,30 @@ TEST_P(SaveAdmissionContract, NodeThatHasWaitedInVainBlamesTheRanksThatAreMissin
   const Save early = Begin(first_, "step_1");
   EXPECT_EQ(Vote(first_, early, "RANKS_MISSING"), "PROPOSED");
   EXPECT_EQ(Decide(early), "ENDED RANKS_MISSING 1") << "it has not joined";
+  EXPECT_THAT(Begin(first_, "step_1").state.end().message(),
+              HasSubstr("no node (ranks 1): they have not joined"));
   ASSERT_EQ(Join(second_, 1), 1);
   const Save save = Begin(first_, "step_2");
   EXPECT_EQ(Vote(first_, save, "RANKS_MISSING"), "PROPOSED");
   EXPECT_EQ(Decide(save, ""), "ENDED RANKS_MISSING of node2, ranks 1");
+  EXPECT_THAT(Begin(first_, "step_2").state.end().message(),
+              HasSubstr("node \"node2\" (ranks 1): registered"));
+}
+
+// Its engine knows which; the ranks of other nodes have nothing to do with it.
+TEST_P(SaveAdmissionContract, NodeWhoseOwnRanksHaveNotBegunBlamesThem) {
+  ASSERT_EQ(Join(second_, 1), 1);
+  const Save save = Begin(first_, "step_1");
+  ledger::v1::NodeVote waited, own;
+  waited.mutable_no()->set_reason("RANKS_MISSING");
+  own.mutable_no()->set_reason("RANKS_MISSING");
+  own.mutable_no()->set_message("ranks 1 have not begun");
+  own.mutable_no()->add_ranks(1);
+  TextOfVoted([&](auto answer) { first_.saves->Vote(save, waited, std::nullopt, std::move(answer)); });
+  TextOfVoted([&](auto answer) { second_.saves->Vote(save, own, std::nullopt, std::move(answer)); });
+  EXPECT_EQ(Decide(save), "ENDED RANKS_MISSING of node2, ranks 1");
+  EXPECT_EQ(Begin(first_, "step_1").state.end().message(),
+            "node \"node2\" (ranks 1): ranks 1 have not begun");
 }
 
 TEST_P(SaveAdmissionContract, NodeThatSaysWhatIsWrongIsHeardBeforeOneThatHasWaited) {

@@ -49,7 +49,7 @@ TEST_P(SharedSavesContract, CommitsOnAllNodes) {
 TEST_P(SharedSavesContract, OneNoEndsItOnAllNodesWithItsReason) {
   all_[1].no = "POOL_EXHAUSTED";
   EXPECT_EQ(Save("step_1"), "ENDED POOL_EXHAUSTED of node2, ranks 1");
-  EXPECT_EQ(all_[0].parts.at(Named("step_1")).error, "on node \"node2\": no room");
+  EXPECT_EQ(all_[0].parts.at(Named("step_1")).error, "node \"node2\" (ranks 1): no room");
   for (const Node& node : all_) EXPECT_TRUE(node.parts.at(Named("step_1")).released);
   RunUntil([&] { return NothingIsInFlight(); });
   all_[1].no.clear();
@@ -62,13 +62,18 @@ TEST_P(SharedSavesContract, PartThatFailsEndsItOnAllNodesWithItsReason) {
   RunUntilAll(save, "SEALED");
   all_[2].fail = "NO_SPACE";
   EXPECT_EQ(EndOfSave(save), "ENDED NO_SPACE of node3, ranks 2");
+  EXPECT_EQ(all_[0].parts.at(save).error, "node \"node3\" (ranks 2): a test's failure");
   RunUntil([&] { return NothingIsInFlight(); });
 }
 
 TEST_P(SharedSavesContract, DirectoryThatCannotBeMadeEndsItOnAllNodes) {
   root_.no_directory = MakeError(absl::StatusCode::kResourceExhausted, "NO_SPACE", "the disk is full");
   EXPECT_EQ(Save("step_1"), "ENDED NO_SPACE");
-  EXPECT_EQ(all_[1].parts.at(Named("step_1")).error, "the disk is full");
+  EXPECT_EQ(
+      all_[1].parts.at(Named("step_1")).error,
+      "node \"" + Coordinator()->name +
+          "\", which coordinates the run, could not make the directory of the save of step_1: the disk is "
+          "full");
 }
 
 TEST_P(SharedSavesContract, RanksThatDoNotBeginEndItAtTheDeadlineAndAreNamed) {
@@ -78,6 +83,10 @@ TEST_P(SharedSavesContract, RanksThatDoNotBeginEndItAtTheDeadlineAndAreNamed) {
   RunFor(seconds(60));
   EXPECT_EQ(all_[0].saves->WaitsFor(save), "the other nodes to have room for the save");
   EXPECT_EQ(EndOfSave(save), "ENDED RANKS_MISSING of node2, ranks 1");
+  EXPECT_THAT(
+      all_[0].parts.at(save).error,
+      HasSubstr("step_1 was not begun, or had no room, before its deadline on node \"node2\" (ranks 1): "
+                "registered; look"));
   // What they begin later has ended, too.
   Begin(all_[1], save);
   EXPECT_EQ(EndOfSave(save), "ENDED RANKS_MISSING of node2, ranks 1");
@@ -507,7 +516,7 @@ TEST_P(SharedSavesContract, SaveThatCannotBeBegunUntilItsDeadlineFailsAndSaysWhy
   const SaveName save = BeginAll("step_1", 1, seconds(20));
   EXPECT_EQ(EndOfSave(save), "FAILED LEDGER_UNAVAILABLE");
   EXPECT_LE(etcd_.clock()->Now() - begin, seconds(31));
-  EXPECT_THAT(all_[0].parts.at(save).error, HasSubstr("etcd, to begin the save"));
+  EXPECT_THAT(all_[0].parts.at(save).error, HasSubstr("node \"node1\" waited for etcd, to begin the save"));
   EXPECT_FALSE(all_[0].parts.at(save).released) << "it may have been begun";
   CutOff(false);
   RunUntil([&] {

@@ -31,6 +31,7 @@ class FakeSharedRun : public SharedRun {
   // What the engine has said, such as "Begin a", "Fail a NO_SPACE", in order.
   std::vector<std::string> calls;
   std::vector<int> begun_for;                        // The ranks of the last Begin.
+  absl::Status failed;                               // Of the last Fail.
   std::optional<storage::v1::RetentionPolicy> kept;  // What the last Accept has named.
   bool has_office = false;
   std::set<int64_t> damaged;  // As the ledger knows, and perhaps not yet this node.
@@ -80,6 +81,7 @@ class FakeSharedRun : public SharedRun {
     kept = retention;
   }
   void Fail(const SaveId& save, const absl::Status& why) override {
+    failed = why;
     calls.push_back("Fail " + save.tag + " " + ReasonOf(why));
   }
   void Sealed(const SaveId& save) override { calls.push_back("Sealed " + save.tag); }
