@@ -31,6 +31,7 @@ class EtcdCall {
   std::string purpose;
   // Whether the answer must see all that was answered before.
   bool linearizable = false;
+  bool writes = false;  // An etcd that is full refuses it.
   bool with_token = true;
 
   // ---- of EtcdConnection

@@ -29,7 +29,42 @@ void EtcdConnection::Start(const std::shared_ptr<EtcdCall>& call) {
   Try(call);
 }
 
-void EtcdConnection::OnTick() { TryAllThatAreDue(); }
+void EtcdConnection::OnTick() {
+  TryAllThatAreDue();
+  ProbeFailedMembers();
+}
+
+// While another member answers, a call asks no member that has failed, so this finds out that it is back.
+void EtcdConnection::ProbeFailedMembers() {
+  for (const auto& member : members_.all()) {
+    const bool is_asked = member.get() == &members_.current();
+    if (member->answers.value_or(true) || is_asked || Now() < member->failed_at + options_.probe_after)
+      continue;
+    member->failed_at = Now() + options_.try_timeout;  // Not again before this one has ended.
+    etcdserverpb::RangeRequest request;                // Any key: a refusal is an answer, too.
+    request.set_key("ckptd");
+    request.set_serializable(true);
+    request.set_count_only(true);
+    auto probe = std::make_shared<EtcdCallOf<etcdserverpb::RangeRequest, etcdserverpb::RangeResponse>>(
+        std::move(request),
+        [](EtcdMember& asked, auto... arguments) { asked.kv->async()->Range(arguments...); }, nullptr);
+    probe->context = NewContext(/*token=*/"");
+    probe->context->set_deadline(std::chrono::system_clock::now() + options_.try_timeout);
+    probe->Start(*member, [weak = weak_from_this(), post = post_, probe,
+                           asked = member.get()](const grpc::Status& status) {
+      post([weak, probe, asked, status] {
+        if (auto self = weak.lock()) self->Probed(*asked, status);
+      });
+    });
+  }
+}
+
+void EtcdConnection::Probed(EtcdMember& member, const grpc::Status& status) {
+  const auto code = static_cast<absl::StatusCode>(status.error_code());
+  if (status.ok() || ExplainFailure(code, status.error_message()).next != NextTry::kAnotherMember)
+    return members_.Answered(member);
+  members_.Failed(member, status.error_message(), Now());
+}
 
 void EtcdConnection::Close() {
   for (const auto& call : std::exchange(calls_, {})) {
@@ -102,7 +137,7 @@ void EtcdConnection::Tried(const std::shared_ptr<EtcdCall>& call, EtcdMember& me
     return TryAgain(call, Duration::zero());
   }
   if (failure.next != NextTry::kAnotherMember) return Answer(call, Annotate(failure.error, call->purpose));
-  members_.Failed(member, status.error_message());
+  members_.Failed(member, status.error_message(), Now());
   ++call->tries;
   const bool all_have_failed = call->tries % members_.size() == 0;
   TryAgain(call, all_have_failed ? BackOff(call->tries / members_.size()) : Duration::zero());
@@ -115,6 +150,8 @@ void EtcdConnection::TryAgain(const std::shared_ptr<EtcdCall>& call, Duration wa
 
 void EtcdConnection::Answer(const std::shared_ptr<EtcdCall>& call, const absl::Status& status) {
   if (calls_.erase(call) == 0) return;
+  if (ReasonOf(status) == ledger_reason::kFull) full_ = status;
+  if (status.ok() && call->writes) full_ = absl::OkStatus();
   if (call_ended_) call_ended_(Now() - call->started, status);
   call->Answer(status);
 }

@@ -46,6 +46,8 @@ class EtcdConnection : public std::enable_shared_from_this<EtcdConnection> {
   using CallEnded = std::function<void(Duration took, const absl::Status& outcome)>;
   void OnCallEnded(CallEnded ended) { call_ended_ = std::move(ended); }
 
+  // As that of GrpcEtcd.
+  const absl::Status& full() const { return full_; }
   EtcdMembers& members() { return members_; }
   EtcdPast& past() { return past_; }
   Instant Now() const { return clock_->Now(); }
@@ -58,6 +60,8 @@ class EtcdConnection : public std::enable_shared_from_this<EtcdConnection> {
   void TryAgain(const std::shared_ptr<EtcdCall>& call, Duration wait);
   void TryAllThatAreDue();
   void Answer(const std::shared_ptr<EtcdCall>& call, const absl::Status& status);
+  void ProbeFailedMembers();
+  void Probed(EtcdMember& member, const grpc::Status& status);
   void Authenticated(const absl::StatusOr<etcdserverpb::AuthenticateResponse>& answer);
 
   const EtcdOptions options_;
@@ -71,6 +75,7 @@ class EtcdConnection : public std::enable_shared_from_this<EtcdConnection> {
   bool authenticating_ = false;
   Instant next_authentication_;
   absl::Status authentication_error_;
+  absl::Status full_;
   std::minstd_rand random_{std::random_device{}()};
 };
 

@@ -87,8 +87,9 @@ void EtcdMembers::Answered(EtcdMember& member) {
   member.error.clear();
 }
 
-void EtcdMembers::Failed(EtcdMember& member, std::string_view error) {
+void EtcdMembers::Failed(EtcdMember& member, std::string_view error, Instant now) {
   member.answers = false;
+  member.failed_at = now;
   member.error = std::string(error);
   if (&current() == &member) current_ = (current_ + 1) % members_.size();
 }

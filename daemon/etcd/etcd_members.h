@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "daemon/etcd/etcd_options.h"
 #include "etcd/service.grpc.pb.h"
+#include "storage/base/clock.h"
 
 namespace ckptd {
 
@@ -22,6 +23,7 @@ struct EtcdMember {
   std::unique_ptr<etcdserverpb::Auth::Stub> auth;
   std::optional<bool> answers;  // To the last request that has ended; nullopt: none has.
   std::string error;            // Why it has not answered.
+  Instant failed_at{};          // If it has not.
 };
 
 class EtcdMembers {
@@ -33,7 +35,7 @@ class EtcdMembers {
   EtcdMember& current() { return *members_[current_]; }
   static void Answered(EtcdMember& member);
   // The next one is asked from now on, unless it is already.
-  void Failed(EtcdMember& member, std::string_view error);
+  void Failed(EtcdMember& member, std::string_view error, Instant now);
   const std::vector<std::unique_ptr<EtcdMember>>& all() const { return members_; }
   int size() const { return static_cast<int>(members_.size()); }
   std::string Names() const;

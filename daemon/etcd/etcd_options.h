@@ -26,6 +26,8 @@ struct EtcdOptions {
   // An election takes two to three seconds in which no member answers.
   Duration call_timeout = std::chrono::seconds(10);
   Duration try_timeout = std::chrono::seconds(3);
+  // How long after its failure a member is asked whether it answers again, while another one has the calls.
+  Duration probe_after = std::chrono::seconds(5);
 };
 
 // INVALID_ARGUMENT with what to write instead. Reads no files.

@@ -1,5 +1,6 @@
 #include "daemon/etcd/grpc_etcd.h"
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -26,11 +27,12 @@ class GrpcEtcd::Impl {
 
   template <typename Request, typename Response>
   void Call(const Request& request, typename EtcdCallOf<Request, Response>::Method method,
-            const std::string& purpose, Answer<Response> answer, bool linearizable) {
+            const std::string& purpose, Answer<Response> answer, bool linearizable, bool writes) {
     auto call =
         std::make_shared<EtcdCallOf<Request, Response>>(request, std::move(method), std::move(answer));
     call->purpose = purpose;
     call->linearizable = linearizable;
+    call->writes = writes;
     connection_->Start(call);
   }
 
@@ -92,18 +94,22 @@ std::vector<EtcdMemberState> GrpcEtcd::members() const {
   return states;
 }
 
+const absl::Status& GrpcEtcd::full() const { return impl_->connection().full(); }
+
 void GrpcEtcd::OnCallEnded(CallEnded ended) { impl_->connection().OnCallEnded(std::move(ended)); }
 
 void GrpcEtcd::Range(const RangeRequest& request, const std::string& purpose, Answer<RangeResponse> answer) {
   impl_->Call<RangeRequest, RangeResponse>(
       request, [](EtcdMember& member, auto... arguments) { member.kv->async()->Range(arguments...); },
-      purpose, std::move(answer), /*linearizable=*/true);
+      purpose, std::move(answer), /*linearizable=*/true, /*writes=*/false);
 }
 
 void GrpcEtcd::Txn(const TxnRequest& request, const std::string& purpose, Answer<TxnResponse> answer) {
+  const bool writes = std::any_of(request.success().begin(), request.success().end(),
+                                  [](const RequestOp& operation) { return operation.has_request_put(); });
   impl_->Call<TxnRequest, TxnResponse>(
       request, [](EtcdMember& member, auto... arguments) { member.kv->async()->Txn(arguments...); }, purpose,
-      std::move(answer), /*linearizable=*/true);
+      std::move(answer), /*linearizable=*/true, writes);
 }
 
 // What a member says of leases has the revision that this member knows, which may be behind.
@@ -111,7 +117,7 @@ void GrpcEtcd::GrantLease(const LeaseGrantRequest& request, const std::string& p
                           Answer<LeaseGrantResponse> answer) {
   impl_->Call<LeaseGrantRequest, LeaseGrantResponse>(
       request, [](EtcdMember& member, auto... arguments) { member.lease->async()->LeaseGrant(arguments...); },
-      purpose, std::move(answer), /*linearizable=*/false);
+      purpose, std::move(answer), /*linearizable=*/false, /*writes=*/true);
 }
 
 void GrpcEtcd::KeepLeaseAlive(const LeaseKeepAliveRequest& request, const std::string& purpose,
@@ -119,7 +125,7 @@ void GrpcEtcd::KeepLeaseAlive(const LeaseKeepAliveRequest& request, const std::s
   impl_->Call<LeaseKeepAliveRequest, LeaseKeepAliveResponse>(
       request,
       [](EtcdMember& member, auto... arguments) { member.lease->async()->LeaseKeepAlive(arguments...); },
-      purpose, std::move(answer), /*linearizable=*/false);
+      purpose, std::move(answer), /*linearizable=*/false, /*writes=*/false);
 }
 
 void GrpcEtcd::RevokeLease(const LeaseRevokeRequest& request, const std::string& purpose,
@@ -127,7 +133,7 @@ void GrpcEtcd::RevokeLease(const LeaseRevokeRequest& request, const std::string&
   impl_->Call<LeaseRevokeRequest, LeaseRevokeResponse>(
       request,
       [](EtcdMember& member, auto... arguments) { member.lease->async()->LeaseRevoke(arguments...); },
-      purpose, std::move(answer), /*linearizable=*/false);
+      purpose, std::move(answer), /*linearizable=*/false, /*writes=*/false);
 }
 
 std::unique_ptr<EtcdWatch> GrpcEtcd::Watch(EtcdWatchSpec spec) {

@@ -44,6 +44,8 @@ class GrpcEtcd : public Etcd {
 
   // In the order of the options.
   std::vector<EtcdMemberState> members() const;
+  // LEDGER_FULL from a call that etcd has refused because its quota is used up, until it takes a write again.
+  const absl::Status& full() const;
   // `ended` runs at the end of each call, before its answer; `took` counts all its tries.
   using CallEnded = std::function<void(Duration took, const absl::Status& outcome)>;
   void OnCallEnded(CallEnded ended);

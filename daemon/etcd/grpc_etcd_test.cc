@@ -92,6 +92,24 @@ TEST_F(GrpcEtcdTest, KnowsWhichMembersAnswerAndReportsEachCallOnce) {
   EXPECT_THAT(ended, ElementsAre("OK", ledger_reason::kRefused, "OK")) << "with all its tries";
 }
 
+// It is asked nothing else while the other one answers, and would be called dead for ever.
+TEST_F(GrpcEtcdTest, MemberThatFailedOnceIsFoundToAnswerAgain) {
+  EtcdOptions options = Options(2);
+  options.probe_after = milliseconds(20);
+  EtcdCaller caller(options);
+  auto* const etcd = static_cast<GrpcEtcd*>(caller.etcd());
+  first_.FailNext(Unavailable());
+  first_.FailNext(Unavailable());
+  ASSERT_TRUE(caller.Write({Put("a", "1")}).ok());
+  EXPECT_EQ(etcd->members()[0].answers, false);
+  caller.RunUntil([&] { return etcd->members()[0].answers == true; });
+  EXPECT_EQ(first_.requests(), 3) << "one probe has failed";
+  EXPECT_EQ(etcd->members()[0].error, "");
+  EXPECT_EQ(second_.requests(), 1);
+  ASSERT_TRUE(caller.Write({Put("a", "2")}).ok());
+  EXPECT_EQ(second_.requests(), 2) << "a call stays with the member that answers";
+}
+
 TEST_F(GrpcEtcdTest, CallOutlivesAnElection) {
   EtcdCaller caller(Options(2));
   for (int round = 0; round < 3; ++round) {

@@ -106,7 +106,7 @@ void GrpcWatch::Open() {
 
 void GrpcWatch::Reopen(std::optional<std::string_view> failure) {
   std::exchange(stream_, nullptr)->Cancel();
-  if (failure) connection_->members().Failed(*member_, *failure);
+  if (failure) connection_->members().Failed(*member_, *failure, connection_->Now());
   ++failures_;
   const int members = connection_->members().size();
   next_open_ = connection_->Now();
