@@ -264,7 +264,7 @@ void Publisher::SetIndeterminate(Save* save, const absl::Status& why) {
   run->read_only = true;
   save->inflight_made = false;
   hooks_.indeterminate(save);
-  scanner_->Scan(run);
+  scanner_->ScanAloud(run);
 }
 
 // The save is complete on disk, and the publish has changed nothing. It is tried again after the scan of a

@@ -28,21 +28,27 @@ void RootScanner::Scan(Run* run) {
   });
 }
 
+void RootScanner::ScanAloud(Run* run) {
+  states_.Of(run).aloud = true;
+  Scan(run);
+}
+
 void RootScanner::OnScanned(Run* run, int64_t written_bytes, absl::StatusOr<RootSnapshot> snapshot) {
   State& state = states_.Of(run);
   run->scanning = false;
   if (std::exchange(state.again, false)) return Scan(run);
   if (!snapshot.ok()) return OnScanFailed(run, snapshot.status());
-  const bool was_read_only = run->read_only;
   state.failed = false;
   hooks_.load(run, *std::move(snapshot), written_bytes);
-  if (was_read_only)
+  // Most scans follow a change of the daemon's own, and nobody had to know that the root waited for them.
+  if (std::exchange(state.aloud, false))
     observer_->OnInfo(absl::StrCat("the root ", run->path, " was scanned anew and takes saves again"));
   hooks_.usable(run);
 }
 
 void RootScanner::OnScanFailed(Run* run, const absl::Status& why) {
   State& state = states_.Of(run);
+  state.aloud = true;
   if (!std::exchange(state.failed, true)) {
     observer_->OnWarning(absl::StrCat(
         "the root ", run->path,

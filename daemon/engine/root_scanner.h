@@ -31,6 +31,8 @@ class RootScanner {
 
   // Starts a scan, or lets another one follow the scan that is under way.
   void Scan(Run* run);
+  // Likewise, where the user was told that the root is read-only: the log says when it takes saves again.
+  void ScanAloud(Run* run);
   // The store has refused a change with ROOT_READ_ONLY: no changes before the next scan.
   void AwaitScan(Run* run);
   bool IsRetryScheduled(const Run& run) const { return states_.Of(&run).again_at.has_value(); }
@@ -42,6 +44,7 @@ class RootScanner {
   struct State {
     bool again = false;   // Asked for while a scan was under way.
     bool failed = false;  // The last scan failed, and the warning was given.
+    bool aloud = false;   // The user knows that the root is read-only.
     std::optional<Instant> again_at;
   };
   void OnScanned(Run* run, int64_t written_bytes, absl::StatusOr<RootSnapshot> snapshot);

@@ -5,6 +5,9 @@
 namespace ckptd {
 namespace {
 
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
 class RootScannerTest : public ClassTest {
@@ -41,6 +44,19 @@ TEST_F(RootScannerTest, RootStaysReadOnlyUntilAScanSucceeds) {
   EXPECT_FALSE(run->read_only);
   EXPECT_EQ(usable_, 1);
   EXPECT_FALSE(scanner_.IsRetryScheduled(*run));
+  EXPECT_THAT(infos_, ElementsAre(HasSubstr("takes saves again")));
+}
+
+TEST_F(RootScannerTest, ScanThatNobodyHadToKnowOfIsNotLogged) {
+  Run* run = AddRun(1000);
+  scanner_.AwaitScan(run);
+  RunCallbacks();
+  EXPECT_FALSE(run->read_only);
+  EXPECT_THAT(infos_, IsEmpty());
+  run->read_only = true;
+  scanner_.ScanAloud(run);
+  RunCallbacks();
+  EXPECT_THAT(infos_, ElementsAre(HasSubstr("takes saves again")));
 }
 
 TEST_F(RootScannerTest, AScanThatIsAskedForDuringAScanFollowsIt) {
