@@ -136,6 +136,8 @@ void SetUidLimits(config::v1::LimitsConfig& limits, int max_sessions, int64_t me
     limits.set_call_memory_bytes_per_uid(std::max(512 * kMiB, memory_bytes / 64));
   if (limits.streams_per_connection() == 0) limits.set_streams_per_connection(256);
   if (limits.manifest_bytes_per_uid() == 0) limits.set_manifest_bytes_per_uid(kGiB);
+  if (limits.etcd_keys_per_uid() == 0) limits.set_etcd_keys_per_uid(1'000'000);
+  if (limits.etcd_bytes_per_uid() == 0) limits.set_etcd_bytes_per_uid(256 * kMiB);
   if (limits.grpc_memory_bytes() == 0) limits.set_grpc_memory_bytes(std::max(kGiB, memory_bytes / 32));
 }
 
@@ -270,6 +272,8 @@ void CheckUidLimits(const config::v1::LimitsConfig& limits, Checker& check) {
   check.Range("limits.call_memory_bytes_per_uid", limits.call_memory_bytes_per_uid(), 16 * kMiB, kMaxMemory);
   check.Range("limits.streams_per_connection", limits.streams_per_connection(), 1, kMost);
   check.Range("limits.manifest_bytes_per_uid", limits.manifest_bytes_per_uid(), kMiB, kMaxMemory);
+  check.Range("limits.etcd_keys_per_uid", limits.etcd_keys_per_uid(), 1000, 1'000'000'000);
+  check.Range("limits.etcd_bytes_per_uid", limits.etcd_bytes_per_uid(), kMiB, kMaxMemory);
   check.Range("limits.grpc_memory_bytes", limits.grpc_memory_bytes(), 64 * kMiB, kMaxMemory);
 }
 

@@ -76,6 +76,8 @@ TEST(Config, GivesEveryDefaultForAnEmptyText) {
   EXPECT_EQ(limits.streams_per_connection(), 256);
   EXPECT_EQ(limits.grpc_memory_bytes(), 2 * kGiB);
   EXPECT_EQ(limits.manifest_bytes_per_uid(), kGiB);
+  EXPECT_EQ(limits.etcd_keys_per_uid(), 1'000'000);
+  EXPECT_EQ(limits.etcd_bytes_per_uid(), 256 << 20);
 }
 
 TEST(Config, KeepsMinimumLimitsOnASmallMachine) {
@@ -180,6 +182,8 @@ INSTANTIATE_TEST_SUITE_P(
         BadValue{"limits { streams_per_connection: -1 }", "limits.streams_per_connection"},
         BadValue{"limits { grpc_memory_bytes: 1 }", "limits.grpc_memory_bytes"},
         BadValue{"limits { manifest_bytes_per_uid: 1 }", "limits.manifest_bytes_per_uid"},
+        BadValue{"limits { etcd_keys_per_uid: 1 }", "limits.etcd_keys_per_uid"},
+        BadValue{"limits { etcd_bytes_per_uid: 1 }", "limits.etcd_bytes_per_uid"},
         BadValue{"degraded_after_seconds: 3601", "degraded_after_seconds"}));
 
 TEST(Config, RefusesASocketPathWithoutRoomForTheHandoffSuffix) {
