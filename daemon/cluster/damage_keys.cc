@@ -12,7 +12,7 @@ DamageKeys::DamageKeys(Etcd* etcd, Clock* clock, Options options, Changed change
       clock_(clock),
       options_(std::move(options)),
       changed_(std::move(changed)),
-      calls_(clock, absl::StrCat("run ", options_.run)) {}
+      calls_(clock, absl::StrCat("run ", options_.run), options_.why_unregistered) {}
 
 void DamageKeys::SetNode(const NodeIdentity* node) {
   calls_.SetRegistered(false);

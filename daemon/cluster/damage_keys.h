@@ -36,6 +36,7 @@ class DamageKeys {
     std::string prefix;  // Of the run's keys, with the slash at its end.
     std::string run;     // For messages.
     Duration patience = std::chrono::seconds(30);
+    LedgerCalls::WhyUnregistered why_unregistered = nullptr;
     std::shared_ptr<const EndedRemovals> ended_removals = nullptr;  // As that of CheckpointDamage.
   };
   // `etcd` and `clock` must outlive it.

@@ -63,11 +63,15 @@ void LedgerCalls::OnTick() {
 
 absl::Status LedgerCalls::NotInTime(const Call& call) const {
   if (registered_ && IsAnswer(call.last_error)) return call.last_error;
+  const std::string what = absl::StrCat("no answer in time ", call.what, " ", run_);
+  if (!registered_ && why_unregistered_) {
+    if (const absl::Status why = why_unregistered_(); !why.ok()) return Annotate(why, what);
+  }
   const std::string why = !call.last_error.ok() ? std::string(call.last_error.message())
                           : registered_         ? "etcd has not answered"
                                                 : "this node is not registered in etcd";
   return MakeError(absl::StatusCode::kUnavailable, ledger_reason::kUnavailable,
-                   absl::StrCat("no answer in time ", call.what, " ", run_, ": ", why));
+                   absl::StrCat(what, ": ", why));
 }
 
 void LedgerCalls::Expire() {

@@ -19,7 +19,8 @@ namespace ckptd {
 
 // A call is made while this node is registered, and made again, with a backoff, while etcd is away or the
 // registration it was made with is over: so it must not matter how often it is made. At its deadline it is
-// answered with LEDGER_UNAVAILABLE, which names what it waits for; it was carried out then or not. A launch
+// answered with LEDGER_UNAVAILABLE, which names what it waits for, or with the reason why this node is not
+// registered; it was carried out then or not. A launch
 // that looks like a part of another one may turn out to follow it, so that is asked again, too, and
 // LAUNCH_IDS_DIFFER the answer at the deadline. Used on one thread.
 class LedgerCalls {
@@ -27,8 +28,12 @@ class LedgerCalls {
   template <typename T>
   using Answer = absl::AnyInvocable<void(T)>;
 
-  // `clock` must outlive it. `run`: for messages.
-  LedgerCalls(Clock* clock, std::string run) : clock_(clock), run_(std::move(run)) {}
+  // Why this node is not registered, as an error; OK: that is not known.
+  using WhyUnregistered = std::function<absl::Status()>;
+
+  // `clock` must outlive it. `run`: for messages. `why` may be null.
+  LedgerCalls(Clock* clock, std::string run, WhyUnregistered why = nullptr)
+      : clock_(clock), run_(std::move(run)), why_unregistered_(std::move(why)) {}
 
   // `what`: "to join the run". `send` calls, and may run within Ask; it is dropped with this object. T is
   // absl::Status or absl::StatusOr.
@@ -59,6 +64,7 @@ class LedgerCalls {
 
   Clock* const clock_;
   const std::string run_;
+  const WhyUnregistered why_unregistered_;
   bool registered_ = false;
   int64_t next_ = 1;
   std::map<int64_t, Call> calls_;

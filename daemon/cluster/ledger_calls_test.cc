@@ -130,5 +130,21 @@ TEST_F(LedgerCallsTest, DeadlineWithoutARegistrationSaysSo) {
   EXPECT_THAT(std::string(last_.message()), HasSubstr("not registered"));
 }
 
+// Whoever looks at the way to etcd would look in vain.
+TEST_F(LedgerCallsTest, DeadlineWithoutARegistrationSaysWhyThereIsNone) {
+  LedgerCalls calls(&clock_, "run /shared", [] {
+    return MakeError(absl::StatusCode::kFailedPrecondition, "LEDGER_RESTORED", "restart it");
+  });
+  absl::Status answer;
+  calls.Ask<absl::Status>(
+      "to join", clock_.Now() + seconds(30), [](const LedgerCalls::Answer<absl::Status>&) {},
+      [&answer](const absl::Status& given) { answer = given; });
+  clock_.Advance(seconds(30));
+  calls.OnTick();
+  EXPECT_EQ(answer.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(ReasonOf(answer), "LEDGER_RESTORED");
+  EXPECT_EQ(answer.message(), "no answer in time to join run /shared: restart it");
+}
+
 }  // namespace
 }  // namespace ckptd

@@ -22,7 +22,7 @@ NodesLedger::NodesLedger(Etcd* etcd, Clock* clock, Options options)
     : etcd_(etcd),
       clock_(clock),
       options_(std::move(options)),
-      calls_(clock, absl::StrCat("run ", options_.path)) {}
+      calls_(clock, absl::StrCat("run ", options_.path), options_.why_unregistered) {}
 
 // What etcd knows of living processes went with the earlier registration.
 void NodesLedger::SetNode(const NodeIdentity* node) {
@@ -61,6 +61,9 @@ void NodesLedger::Ask(const std::string& what, std::function<void(EtcdLedger&, A
 
 void NodesLedger::Join(const JoinSpec& spec, Answer<absl::StatusOr<int64_t>> answer) {
   using Result = absl::StatusOr<int64_t>;
+  if (options_.check_use) {
+    if (absl::Status use = options_.check_use(); !use.ok()) return answer(std::move(use));
+  }
   calls_.Ask<Result>(
       "to join", clock_->Now() + options_.patience,
       [this, spec](Answer<Result> done) { ClaimAndJoin(spec, std::move(done)); },

@@ -36,6 +36,9 @@ class NodesLedger : public Ledger {
     std::string run_id;          // What the root's file holds.
     std::string path;            // Of the root, as the processes of the launch name it; also for messages.
     Duration patience = std::chrono::seconds(30);
+    LedgerCalls::WhyUnregistered why_unregistered = nullptr;
+    // Whether the run's owner may have more in etcd. Null: nobody counts that.
+    std::function<absl::Status()> check_use = nullptr;
   };
   // `etcd` and `clock` must outlive it.
   NodesLedger(Etcd* etcd, Clock* clock, Options options);
@@ -44,7 +47,8 @@ class NodesLedger : public Ledger {
   void SetNode(const NodeIdentity* node);
   void OnTick();
 
-  // ROOT_NOT_SHARED also if the nodes of the launch have found different runs under this path.
+  // LIMIT_EXCEEDED if the run's owner has as much in etcd as it may. ROOT_NOT_SHARED also if the nodes of the
+  // launch have found different runs under this path.
   void Join(const JoinSpec& spec, Answer<absl::StatusOr<int64_t>> answer) override;
   // Nobody: other nodes' processes are known to etcd alone, and Join refuses or fences them.
   std::string RunningBeside(const std::string&) const override { return ""; }

@@ -38,7 +38,7 @@ NodesResume::NodesResume(Etcd* etcd, Clock* clock, Ledger* ledger, Options optio
       ledger_(ledger),
       options_(std::move(options)),
       keys_(options_.prefix),
-      calls_(clock, absl::StrCat("run ", options_.run)) {}
+      calls_(clock, absl::StrCat("run ", options_.run), options_.why_unregistered) {}
 
 void NodesResume::SetNode(const NodeIdentity* node) {
   calls_.SetRegistered(false);

@@ -31,6 +31,7 @@ class NodesResume {
   struct Options {
     std::string prefix;  // Of the run's keys, with the slash at its end.
     std::string run;     // For messages.
+    LedgerCalls::WhyUnregistered why_unregistered = nullptr;
   };
   // `etcd`, `clock` and `ledger` must outlive it.
   NodesResume(Etcd* etcd, Clock* clock, Ledger* ledger, Options options);

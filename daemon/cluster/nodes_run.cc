@@ -69,15 +69,18 @@ void NodesRun::Opened(const SharedFilesIo::RunOfRoot& root) {
   const std::string& run_id = root_.id;
   prefix_ = absl::StrCat(options_.cluster_prefix, "runs/", run_id, "/");
   const std::string& run = options_.path;
+  const auto why = [this] { return WhyUnregistered(); };
   ledger_ = std::make_unique<NodesLedger>(
       etcd_, clock_,
-      NodesLedger::Options{options_.cluster_prefix, prefix_, run_id, options_.path, options_.patience});
-  calls_ = std::make_unique<LedgerCalls>(clock_, absl::StrCat("run ", run));
-  resume_ = std::make_unique<NodesResume>(etcd_, clock_, ledger_.get(), NodesResume::Options{prefix_, run});
+      NodesLedger::Options{options_.cluster_prefix, prefix_, run_id, options_.path, options_.patience, why,
+                           [this] { return CheckUse(); }});
+  calls_ = std::make_unique<LedgerCalls>(clock_, absl::StrCat("run ", run), why);
+  resume_ =
+      std::make_unique<NodesResume>(etcd_, clock_, ledger_.get(), NodesResume::Options{prefix_, run, why});
   readers_ = std::make_unique<ReaderKeys>(
-      etcd_, clock_, ReaderKeys::Options{prefix_, run, options_.patience, ended_removals_});
+      etcd_, clock_, ReaderKeys::Options{prefix_, run, options_.patience, why, ended_removals_});
   damages_ = std::make_unique<DamageKeys>(
-      etcd_, clock_, DamageKeys::Options{prefix_, run, options_.patience, ended_removals_},
+      etcd_, clock_, DamageKeys::Options{prefix_, run, options_.patience, why, ended_removals_},
       [this](int64_t sequence, const DamageKeys::Damage& damage) {
         if (!IsEvicting(sequence)) hooks_.damage_changed(sequence, damage);
       });
@@ -94,19 +97,31 @@ void NodesRun::SetNode(const NodeIdentity* node) {
   if (started_) EndRegistration();
   node_.reset();
   if (node != nullptr) node_ = *node;
+  root_error_ = absl::OkStatus();
   if (started_ && had && !node_) {
-    hooks_.lost(MakeError(absl::StatusCode::kFailedPrecondition, ledger_reason::kNodeReplaced,
-                          absl::StrCat("this node's registration in etcd was lost; run ", options_.path,
-                                       " waits for the next one")));
+    const absl::Status why = WhyUnregistered();
+    hooks_.lost(
+        MakeError(absl::StatusCode::kFailedPrecondition, ledger_reason::kNodeReplaced,
+                  absl::StrCat("this node's registration in etcd was lost; run ", options_.path,
+                               " waits for the next one", why.ok() ? "" : ": ", std::string(why.message()))));
   }
   if (started_ && had) FailUnsealed();
   if (started_ && node_) BeginRegistration();
+}
+
+absl::Status NodesRun::WhyUnregistered() const {
+  if (!root_error_.ok()) return root_error_;
+  return options_.why_unregistered ? options_.why_unregistered() : absl::OkStatus();
 }
 
 // Nothing is asked of the run before etcd has said that this root is the run's.
 void NodesRun::BeginRegistration() {
   calls_->SetRegistered(true);
   registered_ = clock_->Now();
+  uses_ = std::make_unique<EtcdMirror>(
+      etcd_, UsesOfOwner(), absl::StrCat("following what the owner of run ", options_.path, " has in etcd"),
+      [](const std::vector<std::string>&) {}, [this](const absl::Status& why) { over_ = why; });
+  uses_->Start();
   BindRoot();
 }
 
@@ -136,6 +151,8 @@ void NodesRun::EndRegistration() {
   coordinator_name_.clear();
   election_ = nullptr;
   condemned_ = nullptr;
+  uses_ = nullptr;
+  bind_again_.reset();
   removals_known_ = false;
   saves_ = nullptr;
   over_ = absl::OkStatus();
@@ -153,19 +170,31 @@ void NodesRun::EndRegistration() {
 // the root's would be taken for a checkpoint that is there.)
 void NodesRun::BindRoot() {
   const LedgerKeys keys(prefix_);
-  const auto copied = std::make_shared<absl::Status>();
-  const auto bind = [this, keys, copied](LedgerCalls::Answer<absl::Status> done) {
+  const auto refused = std::make_shared<absl::Status>();
+  const auto bind = [this, keys, refused](LedgerCalls::Answer<absl::Status> done) {
     CompareAndSwap swap;
     swap.ranges = {{keys.Sequence()},         {keys.Root()},          {keys.Term()},
-                   {keys.SaveState(newest_)}, {keys.AttemptInRoot()}, {keys.Head(highest_attempt_)}};
+                   {keys.SaveState(newest_)}, {keys.AttemptInRoot()}, {keys.Head(highest_attempt_)},
+                   {UsesOfOwner(), true}};
     swap.held = {node_->Held()};
-    swap.decide = [keys, copied, run = root_.id, here = RootOf(root_), newest = newest_, known = highest_,
-                   term = highest_term_, attempt = highest_attempt_](
-                      const CompareAndSwap::Found& found) -> std::vector<etcdserverpb::RequestOp> {
-      *copied = CheckRunRoot(run, here, found[1]);
-      if (!copied->ok()) return {};
+    swap.decide =
+        [keys, refused, run = root_.id, here = RootOf(root_), newest = newest_, known = highest_,
+         term = highest_term_, attempt = highest_attempt_, bound = options_.bound,
+         uses = UsesOfOwner()](const CompareAndSwap::Found& found) -> std::vector<etcdserverpb::RequestOp> {
+      *refused = CheckRunRoot(run, here, found[1]);
+      if (refused->ok() && found[1].empty()) *refused = ckptd::CheckUse(here.uid(), found[6], bound);
+      if (!refused->ok()) return {};
       std::vector<etcdserverpb::RequestOp> operations;
-      if (auto bound = BindRunRoot(keys.Root(), here, found[1])) operations.push_back(*std::move(bound));
+      const std::string use = uses + run;
+      const bool is_counted = std::any_of(found[6].begin(), found[6].end(),
+                                          [&use](const auto& pair) { return pair.key() == use; });
+      if (!is_counted) {
+        ledger::v1::RunUse least;
+        least.set_path(here.path());
+        operations.push_back(Put(use, least.SerializeAsString()));
+      }
+      if (auto bind_root = BindRunRoot(keys.Root(), here, found[1]))
+        operations.push_back(*std::move(bind_root));
       auto last_term = FirstOf<ledger::v1::LastTerm>(found[2]);
       if (last_term.term() < term) {
         last_term.set_term(term);
@@ -191,15 +220,31 @@ void NodesRun::BindRoot() {
     SwapIn(etcd_, std::move(swap), std::move(done));
   };
   calls_->Ask<absl::Status>("about the root of", Instant::max(), bind,
-                            [this, copied](const absl::Status& bound) {
+                            [this, refused](const absl::Status& bound) {
                               if (!bound.ok()) over_ = bound;
                               if (!bound.ok() || !node_ || saves_ != nullptr) return;
-                              if (copied->ok()) return GoOnWithRegistration();
-                              // It was not known when the root was opened. The run waits, as without a
-                              // registration, until that is put right.
-                              hooks_.noticed(std::string(copied->message()));
-                              calls_->SetRegistered(false);
+                              if (!refused->ok()) return RootRefused(*refused);
+                              root_error_ = absl::OkStatus();
+                              GoOnWithRegistration();
                             });
+}
+
+// The run waits, as without a registration, until that is put right: a copy that was not known as one when
+// the root was opened, or a new run of an owner who has too many.
+void NodesRun::RootRefused(const absl::Status& why) {
+  constexpr Duration kPause = std::chrono::seconds(30);
+  if (root_error_.ok()) hooks_.noticed(std::string(why.message()));
+  root_error_ = why;
+  calls_->SetRegistered(false);
+  if (ReasonOf(why) == reason::kLimitExceeded) bind_again_ = clock_->Now() + kPause;
+}
+
+// OK also before etcd has shown it.
+absl::Status NodesRun::CheckUse() const {
+  if (uses_ == nullptr) return absl::OkStatus();
+  std::vector<etcdserverpb::KeyValue> uses;
+  for (const auto& [key, pair] : uses_->keys()) uses.push_back(pair);
+  return ckptd::CheckUse(root_.uid, uses, options_.bound);
 }
 
 // The node's other runs begin anew with it, so one that cannot go on under any does not ask often.
@@ -226,6 +271,12 @@ void NodesRun::OnTick() {
   damages_->OnTick();
   if (coordinator_ != nullptr) coordinator_->OnTick();
   if (evictions_ != nullptr) evictions_->OnTick();
+  if (counter_ != nullptr) counter_->OnTick();
+  if (bind_again_ && clock_->Now() >= *bind_again_) {
+    bind_again_.reset();
+    calls_->SetRegistered(true);
+    BindRoot();
+  }
   if (saves_ == nullptr) return ExpireWithoutRegistration();
   SkipWhereFilesHang();
   saves_->OnTick();
@@ -260,6 +311,8 @@ void NodesRun::LoadCheckpoint(const std::string& tag, int64_t sequence,
 void NodesRun::OnOffice(const RunCoordinator::Office& office) {
   DropOffice();
   coordinator_name_ = office.node;
+  if (std::exchange(told_term_, office.term) != office.term && hooks_.coordinator_changed)
+    hooks_.coordinator_changed(office.node, office.term);
   if (!office.mine) return;
   SaveCoordinator::Options options;
   options.prefix = prefix_;
@@ -278,6 +331,8 @@ void NodesRun::OnOffice(const RunCoordinator::Office& office) {
   evictions_ = std::make_unique<Evictions>(
       etcd_, clock_, files_, CheckpointReaders::Options{prefix_, *node_, options_.path, ended_removals_},
       office.held);
+  counter_ = std::make_unique<UseCounter>(
+      etcd_, clock_, UseCounter::Options{prefix_, UsesOfOwner() + root_.id, options_.path, office.held});
   coordinator_->Start();
   EndRemovals();
   hooks_.office_changed();
@@ -341,6 +396,7 @@ void NodesRun::DropOffice() {
   if (coordinator_ == nullptr) return;
   coordinator_ = nullptr;
   evictions_ = nullptr;
+  counter_ = nullptr;
   files_->EndTerm();
   if (alive_ != nullptr) hooks_.office_changed();
 }

@@ -26,6 +26,7 @@
 #include "daemon/cluster/reader_keys.h"
 #include "daemon/cluster/save_coordinator.h"
 #include "daemon/cluster/shared_saves.h"
+#include "daemon/cluster/use_counter.h"
 #include "daemon/engine/shared_files_io.h"
 #include "daemon/engine/shared_run.h"
 #include "daemon/etcd/backoff.h"
@@ -33,6 +34,7 @@
 #include "daemon/etcd/etcd_mirror.h"
 #include "daemon/ledger/node_identity.h"
 #include "daemon/ledger/run_coordinator.h"
+#include "daemon/ledger/user_use.h"
 #include "storage/base/clock.h"
 
 namespace ckptd {
@@ -49,10 +51,13 @@ class NodesRun : public SharedRun, public NodesReading {
     std::string path;            // Of the root, as the processes of a launch name it; also for messages.
     Duration grace = std::chrono::seconds(30);     // For a lost node to come back.
     Duration patience = std::chrono::seconds(30);  // With etcd, for what has no deadline of its own.
+    UseBound bound;                                // On what the runs of one user have in etcd.
     // Runs it on the thread that uses this object. Thread-safe.
     std::function<void(absl::AnyInvocable<void()>)> post;
     // Asks for a new registration of the node, and says why. It comes by SetNode, later.
     std::function<void(const absl::Status& why)> register_anew;
+    // For what ranks hear while this node is not registered. May be null.
+    LedgerCalls::WhyUnregistered why_unregistered;
   };
   // `etcd`, `clock` and `files` must outlive it; `files` is that of the NodesRootIo that the engine gets.
   NodesRun(Etcd* etcd, Clock* clock, SharedFilesIo* files, Options options);
@@ -139,12 +144,16 @@ class NodesRun : public SharedRun, public NodesReading {
   };
 
   // nodes_run.cc
+  absl::Status WhyUnregistered() const;
+  std::string UsesOfOwner() const { return UsesOf(options_.cluster_prefix, root_.uid); }
+  absl::Status CheckUse() const;
   void BeginRegistration();
   void GoOnWithRegistration();
   ledger::v1::RunRoot RootOf(const SharedFilesIo::RunOfRoot& root) const;
   void EndRegistration();
   void AskForRegistration();
   void BindRoot();
+  void RootRefused(const absl::Status& why);
   void OnOffice(const RunCoordinator::Office& office);
   void OnOfficeLost(const absl::Status& why);
   void FollowFileSystem();
@@ -165,6 +174,7 @@ class NodesRun : public SharedRun, public NodesReading {
   // nodes_run_saves.cc
   void FailUnsealed();
   void StartSaves();
+  void Refuse(const SaveId& save, const absl::Status& why);
   void TellAgain(const SaveId& save);
   void Continue(const SaveId& save, const Saving& saving);
   SharedSaves::Hooks SavesHooks();
@@ -201,12 +211,17 @@ class NodesRun : public SharedRun, public NodesReading {
   std::unique_ptr<EtcdMirror> condemned_;                  // The keys of damaged and of removed checkpoints.
   bool removals_known_ = false;                            // It has them.
   absl::Status over_;                                      // Not OK: one of them has ended, by this.
+  absl::Status root_error_;                                // Not OK: the run waits, because of this.
+  std::optional<Instant> bind_again_;                      // If that may change.
+  std::unique_ptr<EtcdMirror> uses_;                       // Of all runs of the owner.
   Instant registered_{};                                   // When this node was.
   Backoff again_{std::chrono::seconds(1), kLongestPause};  // Between two wishes for a new one.
 
   std::string coordinator_name_;
+  int64_t told_term_ = 0;  // To hooks_.coordinator_changed.
   std::unique_ptr<SaveCoordinator> coordinator_;
   std::unique_ptr<Evictions> evictions_;
+  std::unique_ptr<UseCounter> counter_;
   bool coordinator_over_ = false;
   Duration hang_ = kHang;
   std::optional<Instant> hangs_since_;  // While this node does not want the office.

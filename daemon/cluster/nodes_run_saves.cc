@@ -26,11 +26,13 @@ namespace {
 SaveName NameOf(const SaveId& save) { return {save.attempt, save.tag, save.ordinal}; }
 SaveId IdOf(const SaveName& name) { return {name.attempt, name.tag, name.ordinal}; }
 
-absl::Status NotRegistered() {
-  return MakeError(
-      absl::StatusCode::kUnavailable, ledger_reason::kUnavailable,
-      "the save was not begun before its deadline: this node is not registered in etcd. Look whether it "
-      "can reach etcd (ckptctl status)");
+absl::Status NotRegistered(const absl::Status& why) {
+  constexpr char kWhat[] = "the save was not begun before its deadline";
+  if (!why.ok()) return Annotate(why, kWhat);
+  return MakeError(absl::StatusCode::kUnavailable, ledger_reason::kUnavailable,
+                   absl::StrCat(kWhat,
+                                ": this node is not registered in etcd. Look whether it can reach etcd "
+                                "(ckptctl status)"));
 }
 
 absl::Status Skipped(const std::string& why) {
@@ -44,10 +46,12 @@ absl::Status NodeEnds(const std::string& node) {
                    "\" was asked to end, and its files of this save are not durable; save again"));
 }
 
-absl::Status LostInMemory() {
+absl::Status LostInMemory(const absl::Status& why) {
   return MakeError(
       absl::StatusCode::kAborted, reason::kStagedLost,
-      "this node has lost its registration in etcd while its ranks were writing the save; save again");
+      absl::StrCat("this node has lost its registration in etcd while its ranks were writing the save; save "
+                   "again",
+                   why.ok() ? "" : ". ", std::string(why.message())));
 }
 
 }  // namespace
@@ -58,6 +62,7 @@ void NodesRun::Begin(const SaveId& save, Instant admission_deadline, const std::
   const auto [saving, is_new] = savings_.try_emplace(save);
   if (!is_new && !saving->second.given_up.ok()) return TellAgain(save);
   if (!is_new) return;
+  if (const absl::Status use = CheckUse(); !use.ok()) return Refuse(save, use);
   saving->second.deadline = admission_deadline;
   saving->second.ranks = ranks;
   if (saves_ != nullptr) saves_->Begin(NameOf(save), admission_deadline, ranks);
@@ -68,6 +73,16 @@ void NodesRun::SkipAfter(const SaveId& save, Duration silence) {
   if (saving == savings_.end()) return;
   saving->second.skip_after = silence;
   if (saves_ != nullptr) saves_->SkipAfter(NameOf(save), silence);
+}
+
+// Etcd does not hear of it. The engine may have promised the memory for it before it hears that.
+void NodesRun::Refuse(const SaveId& save, const absl::Status& why) {
+  savings_.at(save).given_up = why;
+  options_.post([this, alive = std::weak_ptr<bool>(alive_), save, why] {
+    if (alive.expired()) return;
+    hooks_.failed(save, why);
+    OnReleased(save);
+  });
 }
 
 // A rank that begins it later hears the same.
@@ -126,7 +141,11 @@ void NodesRun::FollowLastSaves() {
 
 std::string NodesRun::WaitsFor(const SaveId& save) const {
   if (!savings_.contains(save)) return "";
-  if (saves_ == nullptr) return "this node to be registered in etcd";
+  if (saves_ == nullptr) {
+    const absl::Status why = WhyUnregistered();
+    return why.ok() ? "this node to be registered in etcd"
+                    : absl::StrCat("etcd: ", std::string(why.message()));
+  }
   const std::string what = saves_->WaitsFor(NameOf(save));
   if (coordinator_ == nullptr || what.empty()) return what;
   const std::vector<std::string> missed = coordinator_->MissedNodes(save.attempt, save.tag, save.ordinal);
@@ -221,7 +240,8 @@ void NodesRun::FailUnsealed() {
   for (const auto& [save, saving] : savings_) {
     if (saving.admitted && !saving.sealed && !saving.failed && saving.given_up.ok()) lost.push_back(save);
   }
-  for (const SaveId& save : lost) OnFailed(save, LostInMemory());
+  const absl::Status why = WhyUnregistered();
+  for (const SaveId& save : lost) OnFailed(save, LostInMemory(why));
 }
 
 void NodesRun::StartSaves() {
@@ -260,18 +280,20 @@ void NodesRun::Continue(const SaveId& save, const Saving& saving) {
 void NodesRun::ExpireWithoutRegistration() {
   const Instant now = clock_->Now();
   std::vector<std::pair<SaveId, absl::Status>> over;
+  const absl::Status why = WhyUnregistered();
   for (auto& [save, saving] : savings_) {
     if (saving.admitted || saving.sealed || !saving.given_up.ok()) continue;
     if (!saving.unregistered_since) saving.unregistered_since = now;
     if (now >= saving.deadline) {
-      over.emplace_back(save, NotRegistered());
+      over.emplace_back(save, NotRegistered(why));
     } else if (saving.skip_after && now - *saving.unregistered_since >= *saving.skip_after) {
       over.emplace_back(
-          save,
-          Skipped("this node is not registered in etcd. Look whether it can reach etcd (ckptctl status)"));
+          save, Skipped(why.ok() ? "this node is not registered in etcd. Look whether it can reach etcd "
+                                   "(ckptctl status)"
+                                 : std::string(why.message())));
     }
   }
-  for (const auto& [save, why] : over) OnFailed(save, why);
+  for (const auto& [save, end] : over) OnFailed(save, end);
 }
 
 // All nodes would wait for the directory that this one makes as the coordinator.

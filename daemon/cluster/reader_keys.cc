@@ -11,7 +11,7 @@ ReaderKeys::ReaderKeys(Etcd* etcd, Clock* clock, Options options)
     : etcd_(etcd),
       clock_(clock),
       options_(std::move(options)),
-      calls_(clock, absl::StrCat("run ", options_.run)) {}
+      calls_(clock, absl::StrCat("run ", options_.run), options_.why_unregistered) {}
 
 void ReaderKeys::SetNode(const NodeIdentity* node) {
   calls_.SetRegistered(false);

@@ -75,6 +75,8 @@ class SharedRun {
     // Right after that: this node has given up what it decided for others, because its file system has not
     // answered for so long. Another one takes its place.
     std::function<void(Duration silence)> stood_aside;
+    // For the log: this node decides for all from now on. Once for each term that is heard of. May be null.
+    std::function<void(const std::string& node, int64_t term)> coordinator_changed;
     // What an operator may want to read in the log.
     std::function<void(const std::string& message)> noticed;
     // This node's registration was lost, and nothing is asked or heard until there is another one: what is

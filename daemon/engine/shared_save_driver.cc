@@ -81,6 +81,11 @@ void SharedSaveDriver::Start(Run* run) {
                              ", so that another one does: its file system has not answered for ",
                              silence / std::chrono::seconds(1), " s"));
           },
+      .coordinator_changed =
+          [this, run](const std::string& node, int64_t term) {
+            observer_->OnInfo(absl::StrCat("node \"", node, "\" coordinates the saves in ", run->path,
+                                           " from now on (term ", term, ")"));
+          },
       .noticed =
           [this, run](const std::string& message) {
             observer_->OnWarning(absl::StrCat("in the root ", run->path, ", ", message));

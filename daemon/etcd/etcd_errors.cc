@@ -90,9 +90,11 @@ absl::Status NoAnswerFromEtcd(std::string_view members, std::string_view purpose
 }
 
 absl::Status EtcdRestored(std::string_view how) {
-  return MakeError(absl::StatusCode::kFailedPrecondition, ledger_reason::kRestored,
-                   absl::StrCat("etcd has lost its past: ", std::string(how),
-                                "; it was restored from a backup, or is another etcd"));
+  return MakeError(
+      absl::StatusCode::kFailedPrecondition, ledger_reason::kRestored,
+      absl::StrCat("etcd does not know what it has answered before: ", std::string(how),
+                   ". It was restored from a backup, or is another etcd, so this daemon asks it for "
+                   "nothing more; when you are sure that it is the right one, restart the daemon"));
 }
 
 absl::Status EtcdCompacted(int64_t oldest) {

@@ -49,6 +49,7 @@ ClusterNode::ClusterNode(Options options, Hooks hooks, std::unique_ptr<GrpcEtcd>
 void ClusterNode::OnTick() {
   etcd_->OnTick();
   membership_.OnTick();
+  LogFullEtcd();
   if (nodes_ == nullptr || (!nodes_error_.ok() && BootClock().Now() >= next_nodes_)) FollowNodes();
 }
 
@@ -98,17 +99,64 @@ void ClusterNode::LogFailure(const absl::Status& why, bool was_registered) const
       {{"node", options_.membership.name}, {"reason", ReasonOf(why)}, {"error", std::string(why.message())}});
 }
 
+absl::Status ClusterNode::WhyUnregistered() const {
+  if (registration_) return absl::OkStatus();
+  const std::string reason = ReasonOf(error_);
+  const bool may_come = error_.ok() || reason == ledger_reason::kUnavailable ||
+                        reason == ledger_reason::kFull || reason == ledger_reason::kLeaseEnded ||
+                        reason == ledger_reason::kNodeReplaced;
+  const std::string what = absl::StrCat("node \"", options_.membership.name, "\" is not registered in etcd");
+  if (!may_come) return Annotate(error_, what);
+  return MakeError(absl::StatusCode::kUnavailable, ledger_reason::kUnavailable,
+                   absl::StrCat(what, error_.ok() ? " yet" : ": ", std::string(error_.message()),
+                                "; look whether it reaches etcd (ckptctl status)"));
+}
+
 // What is read is shown, and nothing is decided by it, so it may be late.
 void ClusterNode::FollowNodes() {
   nodes_error_ = absl::OkStatus();
   nodes_ = std::make_unique<EtcdMirror>(
       etcd_.get(), NodesPrefix(options_.membership), "following the nodes",
-      [](const std::vector<std::string>&) {},
+      [this](const std::vector<std::string>&) { LogLostNodes(); },
       [this](const absl::Status& why) {
         nodes_error_ = why;
         next_nodes_ = BootClock().Now() + std::chrono::seconds(options_.membership.lease_seconds);
       });
   nodes_->Start();
+}
+
+// One line on each node for each node that goes, and for each of these that comes back.
+void ClusterNode::LogLostNodes() {
+  const size_t prefix = NodesPrefix(options_.membership).size();
+  std::map<std::string, std::string> present;
+  for (const auto& [key, value] : nodes_->keys()) {
+    ledger::v1::Node node;
+    node.ParseFromString(value.value());
+    if (key.substr(prefix) != options_.membership.name) present[key.substr(prefix)] = node.host();
+  }
+  for (const auto& [name, host] : known_nodes_) {
+    if (present.contains(name)) continue;
+    lost_nodes_.insert(name);
+    Log(LogLevel::kWarning,
+        "another node is no longer registered in etcd: its daemon has ended, or does not reach etcd",
+        {{"node", options_.membership.name}, {"lost", name}, {"host", host}});
+  }
+  for (const auto& [name, host] : present) {
+    if (lost_nodes_.erase(name) == 0) continue;
+    Log(LogLevel::kInfo, "another node is registered in etcd again",
+        {{"node", options_.membership.name}, {"back", name}, {"host", host}});
+  }
+  known_nodes_ = std::move(present);
+}
+
+void ClusterNode::LogFullEtcd() {
+  const absl::Status& full = etcd_->full();
+  if (std::exchange(full_, !full.ok()) != full.ok()) return;
+  if (full.ok()) return Log(LogLevel::kInfo, "etcd takes writes again", {{"node", options_.membership.name}});
+  Log(LogLevel::kError, "etcd is full: no node can register, and no save of several nodes goes on",
+      {{"node", options_.membership.name},
+       {"reason", ReasonOf(full)},
+       {"error", std::string(full.message())}});
 }
 
 v1::ClusterStatus ClusterNode::Status() const {

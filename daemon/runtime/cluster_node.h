@@ -5,8 +5,10 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -50,6 +52,9 @@ class ClusterNode {
   // this node's name. Call it once.
   void Release(NodeRegistration::Done released);
   v1::ClusterStatus Status() const;
+  // For those who wait for the registration: names this node, and what to do. LEDGER_UNAVAILABLE while it may
+  // come by itself; else the error that keeps it away, such as LEDGER_RESTORED. OK if it is registered.
+  absl::Status WhyUnregistered() const;
 
   // For runs that span nodes. Null while nobody may act in this node's name.
   const NodeIdentity* identity() const { return membership_.identity(); }
@@ -68,6 +73,8 @@ class ClusterNode {
   void TellFollowers();
   void LogFailure(const absl::Status& why, bool was_registered) const;
   void FollowNodes();
+  void LogLostNodes();
+  void LogFullEtcd();
   void AddNodes(v1::ClusterStatus* status) const;
   void AddMembers(v1::ClusterStatus* status) const;
 
@@ -81,6 +88,10 @@ class ClusterNode {
   absl::Status error_;  // Of the last try, or why the registration was lost.
 
   std::unique_ptr<EtcdMirror> nodes_;
+  // Their hosts by name, without this one: for the log, also over the time in which nodes_ is made anew.
+  std::map<std::string, std::string> known_nodes_;
+  std::set<std::string> lost_nodes_;
+  bool full_ = false;         // The log has said so of etcd.
   absl::Status nodes_error_;  // Not OK: nodes_ has ended, and is made anew at next_nodes_.
   Instant next_nodes_{};
 };

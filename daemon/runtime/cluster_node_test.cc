@@ -15,6 +15,7 @@
 #include "daemon/etcd/etcd_errors.h"
 #include "daemon/ledger/ledger_reasons.h"
 #include "daemon/ledger/node_identity.h"
+#include "storage/base/errors.h"
 #include "tests/testing/etcd_fake_member.h"
 #include "tests/testing/inbox.h"
 
@@ -268,6 +269,61 @@ TEST_F(ClusterNodeTest, TriesAgainWhatWasRefused) {
   RunUntil("the nodes", [&] { return Names(daemon) == std::vector<std::string>{"one"}; });
   EXPECT_FALSE(daemon.node->Status().has_nodes_error());
   WaitUntilRegistered(daemon);
+}
+
+int Count(const std::string& text, const std::string& part) {
+  int count = 0;
+  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++count;
+  return count;
+}
+
+TEST_F(ClusterNodeTest, LogsEachNodeThatIsLostAndThatIsBackOnce) {
+  Daemon& one = Start("one");
+  Daemon& two = Start("two");
+  RunUntil("both nodes", [&] { return Names(one).size() == 2; });
+  WaitUntilRegistered(two);
+  ::testing::internal::CaptureStderr();
+  two.node->Release([](const absl::Status&) {});
+  RunUntil("the loss", [&] { return Names(one).size() == 1; });
+  Daemon& again = Start("two", "another host", {member_.endpoint()});
+  WaitUntilRegistered(again);
+  RunUntil("the return", [&] { return Names(one).size() == 2; });
+  const std::string log = ::testing::internal::GetCapturedStderr();
+  EXPECT_EQ(Count(log, "another node is no longer registered in etcd"), 1) << log;
+  EXPECT_EQ(Count(log, "node=one lost=two host=\"host of two\""), 1) << log;
+  EXPECT_EQ(Count(log, "another node is registered in etcd again node=one back=two host=\"another host\""), 1)
+      << log;
+}
+
+TEST_F(ClusterNodeTest, LogsOnceThatEtcdIsFullAndThatItTakesWritesAgain) {
+  const grpc::Status full(grpc::StatusCode::RESOURCE_EXHAUSTED, "etcdserver: mvcc: database space exceeded");
+  ::testing::internal::CaptureStderr();
+  for (int i = 0; i < 3; ++i) member_.FailNext(full);  // A list of the nodes, and two leases.
+  Daemon& daemon = Start("one");
+  WaitUntilRegistered(daemon);
+  const std::string log = ::testing::internal::GetCapturedStderr();
+  EXPECT_EQ(Count(log, "etcd is full"), 1) << log;
+  EXPECT_EQ(Count(log, "disarm its NOSPACE alarm"), 2) << "and why the node is not registered: " << log;
+  EXPECT_EQ(Count(log, "etcd takes writes again node=one"), 1) << log;
+}
+
+// Those who wait for the registration hear what keeps it away: a restored etcd is no etcd that does not
+// answer.
+TEST_F(ClusterNodeTest, SaysWhyItIsNotRegistered) {
+  Daemon& daemon = Start("one");
+  EXPECT_EQ(ReasonOf(daemon.node->WhyUnregistered()), ledger_reason::kUnavailable);
+  EXPECT_THAT(std::string(daemon.node->WhyUnregistered().message()),
+              HasSubstr("node \"one\" is not registered in etcd yet"));
+  WaitUntilRegistered(daemon);
+  EXPECT_EQ(daemon.node->WhyUnregistered(), absl::OkStatus());
+  member_.SetClusterId(7);
+  RunUntil("the loss", [&] { return !daemon.node->WhyUnregistered().ok(); });
+  RunUntil("the reason", [&] { return daemon.node->Status().error().reason() == ledger_reason::kRestored; });
+  const absl::Status why = daemon.node->WhyUnregistered();
+  EXPECT_EQ(why.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(ReasonOf(why), ledger_reason::kRestored);
+  EXPECT_THAT(std::string(why.message()),
+              ::testing::AllOf(HasSubstr("node \"one\""), HasSubstr("restart the daemon")));
 }
 
 TEST_F(ClusterNodeTest, RefusesFilesThatCannotBeRead) {

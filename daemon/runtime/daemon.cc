@@ -293,8 +293,10 @@ absl::Status Daemon::StartCluster(const GrpcEtcd::Post& post) {
                                                              .post = post,
                                                              .instance = context_.daemon_instance}));
   if (cluster_ == nullptr) return absl::OkStatus();
+  SharedRoots::Options options = SharedRootsOptionsOf(config_);
+  options.why_unregistered = [this] { return cluster_->WhyUnregistered(); };
   shared_roots_ = std::make_unique<SharedRoots>(
-      cluster_->etcd(), &SystemClock(), SharedRootsOptionsOf(config_), post,
+      cluster_->etcd(), &SystemClock(), std::move(options), post,
       [this](SharedRoots::Follower follower) { return cluster_->Follow(std::move(follower)); },
       [this](const absl::Status& why) { cluster_->RegisterAnew(why); });
   LookAtSharedFolders();

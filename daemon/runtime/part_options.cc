@@ -160,6 +160,7 @@ SharedRoots::Options SharedRootsOptionsOf(const config::v1::DaemonConfig& config
   options.folders = config.cluster().shared_folders();
   options.cluster_prefix = config.cluster().etcd_prefix();
   options.grace = std::chrono::seconds(config.cluster().node_grace_seconds());
+  options.bound = {config.limits().etcd_keys_per_uid(), config.limits().etcd_bytes_per_uid()};
   return options;
 }
 

@@ -39,8 +39,10 @@ RootAccess SharedRoots::Open(std::unique_ptr<SharedFilesIo> files, const std::st
   options.cluster_prefix = options_.cluster_prefix;
   options.path = path;
   options.grace = options_.grace;
+  options.bound = options_.bound;
   options.post = post_;
   options.register_anew = register_anew_;
+  options.why_unregistered = options_.why_unregistered;
   auto io = std::make_unique<NodesRootIo>(std::move(files));
   auto run = std::make_unique<OpenRun>(this, io->files(), std::move(options));
   io->Connect(run.get());

@@ -16,6 +16,7 @@
 #include "daemon/engine/shared_files_io.h"
 #include "daemon/etcd/etcd.h"
 #include "daemon/ledger/node_identity.h"
+#include "daemon/ledger/user_use.h"
 #include "storage/base/clock.h"
 
 namespace ckptd {
@@ -31,6 +32,9 @@ class SharedRoots {
     SharedFolders folders;
     std::string cluster_prefix;  // Of all keys of ckptd in this etcd, with the slash at its end.
     Duration grace{};            // For a lost node to come back.
+    UseBound bound;              // On what the runs of one user have in etcd.
+    // As ClusterNode::WhyUnregistered; may be null.
+    std::function<absl::Status()> why_unregistered = nullptr;
   };
   using Post = std::function<void(absl::AnyInvocable<void()>)>;  // To the engine's thread; thread-safe.
   using Follower = std::function<void(const NodeIdentity*)>;     // The registration of this node; null: none.

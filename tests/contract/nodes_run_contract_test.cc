@@ -37,10 +37,13 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::minutes;
 using std::chrono::seconds;
+using ::testing::AllOf;
 using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::SizeIs;
+using ::testing::StartsWith;
 using Decision = SharedRun::Decision;
 
 constexpr int kNodes = 3;
@@ -55,7 +58,8 @@ struct Node {
   std::vector<std::string> newest;                        // "2 last 3": what it has heard of the newest one.
   std::vector<int64_t> removed;
   std::vector<std::string> damage;  // "2 chunk 3", "2 repaired".
-  std::vector<std::string> lost, noticed;
+  std::vector<std::string> lost, noticed, coordinators;
+  absl::Status failed;                  // What it was told last of a save that has failed here.
   std::vector<std::string> asked_anew;  // Why it has asked for a new registration.
   int root_changes = 0, office_changes = 0;
   std::vector<int64_t> silences;  // With which it has stood aside, in seconds.
@@ -109,6 +113,7 @@ class NodesRunContract : public ::testing::TestWithParam<EtcdKind> {
     node.io = std::make_unique<NodesRootIo>(std::move(files));
     NodesRun::Options options;
     options.cluster_prefix = nodes_.prefix();
+    options.bound = bound_;
     options.path = "/shared/run";
     options.post = [after](absl::AnyInvocable<void()> work) { after(milliseconds(1), std::move(work)); };
     options.register_anew = [&node](const absl::Status& why) { node.asked_anew.push_back(ReasonOf(why)); };
@@ -166,6 +171,7 @@ class NodesRunContract : public ::testing::TestWithParam<EtcdKind> {
       OnChanged(node, save, decision);
     };
     hooks.failed = [&node](const SaveId& save, const absl::Status& why) {
+      node.failed = why;
       node.heard[save.tag].push_back("FAILED " + ReasonOf(why));
     };
     hooks.released = [&node](const SaveId& save) { node.heard[save.tag].emplace_back("RELEASED"); };
@@ -180,6 +186,9 @@ class NodesRunContract : public ::testing::TestWithParam<EtcdKind> {
     };
     hooks.office_changed = [&node] { ++node.office_changes; };
     hooks.stood_aside = [&node](Duration silence) { node.silences.push_back(silence / seconds(1)); };
+    hooks.coordinator_changed = [&node](const std::string& name, int64_t term) {
+      node.coordinators.push_back(absl::StrCat(name, " ", term));
+    };
     hooks.noticed = [&node](const std::string& message) { node.noticed.push_back(message); };
     hooks.lost = [&node](const absl::Status& why) { node.lost.push_back(ReasonOf(why)); };
     return hooks;
@@ -231,11 +240,11 @@ class NodesRunContract : public ::testing::TestWithParam<EtcdKind> {
     return Ask<absl::StatusOr<int64_t>>([&](auto done) { node.run->ledger()->Join(spec, std::move(done)); });
   }
   // A launch of one process, whose attempt acts; 0: it could not join.
-  int64_t LaunchAlone(Node& node) {
+  int64_t LaunchAlone(Node& node, const std::string& launch = "launch2") {
     Ledger::JoinSpec spec;
     spec.world_size = 1;
-    spec.launch_id = "launch2";
-    spec.instance = "launch2.0";
+    spec.launch_id = launch;
+    spec.instance = launch + ".0";
     spec.takeover = true;
     const auto attempt =
         Ask<absl::StatusOr<int64_t>>([&](auto done) { node.run->ledger()->Join(spec, std::move(done)); });
@@ -324,13 +333,28 @@ class NodesRunContract : public ::testing::TestWithParam<EtcdKind> {
 
   void PutKey(const std::string& key, const std::string& value) {
     etcdserverpb::TxnRequest put;
-    etcdserverpb::Compare& unchanged = *put.add_compare();  // Not for a late copy.
-    unchanged.set_target(etcdserverpb::Compare::VALUE);
-    unchanged.set_result(etcdserverpb::Compare::EQUAL);
-    unchanged.set_key(key);
-    unchanged.set_value(nodes_.Read(key));
+    const std::string before = nodes_.Read(key);  // Not for a late copy.
+    *put.add_compare() = before == "(none)" ? Absent(key) : HasValue(key, before);
     *put.add_success() = Put(key, value);
     ASSERT_TRUE(etcd_.caller().Txn(put).ok());
+  }
+  // What etcd says of a run of this user that is not one of these nodes.
+  void PutUse(uint32_t uid, int64_t keys) {
+    ledger::v1::RunUse use;
+    use.set_keys(keys);
+    use.set_bytes(1 << 19);
+    use.set_path("/shared/other");
+    PutKey(absl::StrCat(nodes_.prefix(), "users/", uid, "/other"), use.SerializeAsString());
+  }
+  // Until a process that joins on the node is answered with this reason; empty: it may join.
+  void WaitUntilJoin(Node& node, const std::string& reason) {
+    std::string answer;
+    for (int tries = 0; tries < 1000; ++tries) {
+      answer = ReasonOf(Join(node, "launch2", 2).status());
+      if (answer == reason) return;
+      RunFor(seconds(1));
+    }
+    FAIL() << node.name << " is answered with " << answer << ", not with " << reason;
   }
   absl::Status Evict(const std::string& tag, int64_t sequence) {
     return Ask<absl::Status>([&](auto done) { Coordinator()->io->Evict(tag, sequence, std::move(done)); });
@@ -391,6 +415,7 @@ class NodesRunContract : public ::testing::TestWithParam<EtcdKind> {
   // What a node that starts finds of its root.
   uint64_t inode_ = 7;
   uint32_t uid_ = 1000;
+  UseBound bound_;
   bool opens_without_etcd_ = false;
   std::array<Node, kNodes> all_;
 };
@@ -438,6 +463,22 @@ TEST_P(NodesRunContract, AnotherNodeGoesOnWhenTheCoordinatorDies) {
   RunUntilAllHeard("step_1", "COMMITTED");
   RunUntil([this] { return Coordinator() != nullptr; });
   EXPECT_GE(Coordinator()->office_changes, 1);
+}
+
+// For the log; a new registration hears of the same coordinator again.
+TEST_P(NodesRunContract, EachCoordinatorIsToldOnceOnEachNode) {
+  Node& first = *Coordinator();
+  Node& other = Other();
+  RunUntil([&] { return !other.coordinators.empty(); });
+  EXPECT_EQ(other.coordinators.back(), first.coordinators.back());
+  const size_t told = other.coordinators.size();
+  RegisterAnew(other);
+  RunUntil([&] { return !other.run->coordinator().empty(); });
+  EXPECT_EQ(other.coordinators.size(), told);
+  Kill(first);
+  RunUntil([&] { return Coordinator() != nullptr && other.coordinators.size() > told; });
+  EXPECT_EQ(other.coordinators.size(), told + 1);
+  EXPECT_THAT(other.coordinators.back(), StartsWith(Coordinator()->name + " "));
 }
 
 TEST_P(NodesRunContract, CoordinatorThatCannotPublishSaysWhy) {
@@ -1720,9 +1761,12 @@ TEST_P(NodesRunContract, CheckpointStaysIfDamageIsFoundInOneThatIsKeptInItsPlace
   RunUntil([&] { return evicted.has_value(); });
   EXPECT_EQ(ReasonOf(*evicted), "DAMAGE_FOUND") << *evicted;
   EXPECT_TRUE(root_.tags.contains("step_1"));
-  // It was decided anew, although.
-  const absl::Status again =
-      Ask<absl::Status>([&](auto done) { Coordinator()->io->Evict("step_1", 1, std::move(done)); });
+  // It is decided anew, although, once the coordinator has heard of the damage.
+  absl::Status again = *evicted;
+  for (int tries = 0; tries < 100 && ReasonOf(again) == "DAMAGE_FOUND"; ++tries) {
+    RunFor(seconds(1));
+    again = Evict("step_1", 1);
+  }
   EXPECT_TRUE(again.ok()) << again;
   EXPECT_FALSE(root_.tags.contains("step_1"));
 }
@@ -1909,13 +1953,84 @@ TEST_P(NodesRunContract, CopyThatIsOpenedWithoutEtcdDoesNothingWhenEtcdAnswers) 
   RegisterAnew(copy);  // The first lease may have ended meanwhile.
   RunUntil([&] { return !copy.noticed.empty(); });
   EXPECT_THAT(copy.noticed, ElementsAre(HasSubstr("whose root is another directory")));
-  EXPECT_EQ(ReasonOf(Join(copy, "another").status()), "LEDGER_UNAVAILABLE");
+  EXPECT_EQ(ReasonOf(Join(copy, "another").status()), "ROOT_COPIED") << "etcd answers";
   for (Node& node : {std::ref(all_[0]), std::ref(all_[1])}) Kill(node);
   RunFor(minutes(2));
   EXPECT_FALSE(copy.run->coordinates());
   EXPECT_EQ(ReasonOf(Ask<absl::Status>([&](auto done) { copy.io->Evict("step_1", 1, std::move(done)); })),
             "NOT_COORDINATOR");
   EXPECT_TRUE(root_.tags.contains("step_1"));
+}
+
+// ---- what one user may have in etcd
+
+TEST_P(NodesRunContract, CoordinatorCountsWhatItsRunHasInEtcd) {
+  const std::string use_key = absl::StrCat(nodes_.prefix(), "users/1000/", run_id_);
+  const auto counted = [&] {
+    ledger::v1::RunUse use;
+    use.ParseFromString(nodes_.Read(use_key));
+    return use;
+  };
+  RunUntil([&] { return counted().keys() > 0; });
+  const ledger::v1::RunUse before = counted();
+  EXPECT_EQ(before.path(), "/shared/run");
+  SaveAll("step_1");
+  RunUntil([&] { return counted().keys() > before.keys(); });
+  // Its state, its name, and the votes of three nodes.
+  EXPECT_GE(counted().keys(), before.keys() + 5);
+  EXPECT_GT(counted().bytes(), before.bytes() + 5 * 100);
+}
+
+TEST_P(NodesRunContract, UserWhoHasTooMuchInEtcdBeginsNothingAndAnotherOneGoesOn) {
+  for (Node& node : all_) Kill(node);
+  bound_ = {.keys = 1000, .bytes = 1 << 20};
+  for (Node* node : {&all_[0], &all_[1]}) {
+    Start(*node);
+    ASSERT_EQ(Join(*node, "launch2", 2).value_or(-1), 2);
+  }
+  ASSERT_TRUE(Activate(all_[0], 2).ok());
+  SaveAll("step_1", 2);
+  PutUse(1000, 1000);
+  for (Node* node : {&all_[0], &all_[1]}) {
+    WaitUntilJoin(*node, "LIMIT_EXCEEDED");
+    node->run->Begin(Id("step_2", 2), etcd_.clock()->Now() + minutes(8), {});
+    RunUntil([&] { return Heard(*node, "step_2", "RELEASED"); });
+    EXPECT_TRUE(Heard(*node, "step_2", "FAILED LIMIT_EXCEEDED"));
+    EXPECT_THAT(
+        std::string(node->failed.message()),
+        AllOf(HasSubstr("runs of uid 1000 have "), HasSubstr("limits.etcd_keys_per_uid"),
+              HasSubstr("the largest is that of /shared/other, run other"), HasSubstr("Delete the keys")));
+  }
+  EXPECT_EQ(nodes_.Read(keys_.SaveIndex(2, "step_2", 1)), "(none)") << "nothing is written";
+
+  uid_ = 2000;
+  run_id_ = "fedcba9876543210fedcba9876543210";
+  Start(all_[2]);
+  ASSERT_EQ(LaunchAlone(all_[2], "of the other user"), 1);
+  all_[2].run->Begin(Id("step_9"), etcd_.clock()->Now() + minutes(8), {});
+  RunUntil([&] { return Heard(all_[2], "step_9", "COMMITTED"); });
+  EXPECT_TRUE(Heard(all_[2], "step_9", "COMMITTED"));
+  Kill(all_[2]);
+
+  PutUse(1000, 10);
+  for (Node* node : {&all_[0], &all_[1]}) WaitUntilJoin(*node, "");
+  SaveAll("step_3", 2);
+}
+
+TEST_P(NodesRunContract, NewRunOfAUserWhoHasTooMuchInEtcdWaitsUntilThatIsLess) {
+  bound_ = {.keys = 1000, .bytes = 1 << 20};
+  PutUse(1000, 1000);
+  Node& node = all_[2];
+  Kill(node);
+  run_id_ = "fedcba9876543210fedcba9876543210";
+  Start(node);
+  RunUntil([&] { return !node.noticed.empty(); });
+  EXPECT_THAT(node.noticed, ElementsAre(HasSubstr("limits.etcd_keys_per_uid")));
+  WaitUntilJoin(node, "LIMIT_EXCEEDED");
+  EXPECT_EQ(nodes_.Read(LedgerKeys(absl::StrCat(nodes_.prefix(), "runs/", run_id_, "/")).Root()), "(none)");
+  PutUse(1000, 10);
+  WaitUntilJoin(node, "");
+  EXPECT_THAT(node.noticed, SizeIs(1)) << "it is said once";
 }
 
 TEST_P(NodesRunContract, NodesThatDoNotShareTheRootAreRefused) {
