@@ -28,7 +28,12 @@ void Oracle::DaemonGone() {
   ended_.clear();
   owners_.clear();
   mapped_.clear();
-  for (auto& run : runs_) run.second.begun.clear();
+  for (auto& run : runs_) {
+    run.second.begun.clear();
+    // What a save of another model sets aside is on the disk a moment after its commit.
+    run.second.retained_through = 0;
+    run.second.other_models.clear();
+  }
   uses_.clear();
   found_.clear();
 }
@@ -177,6 +182,18 @@ void Oracle::MarkedDamaged(int run, int64_t sequence) {
 
 // ---- Saves
 
+void Oracle::BeginSent(const SaveName& save) {
+  Save& s = saves_[save];
+  if (!s.known_before) s.known_before = runs_[save.run].known_moved_in;
+}
+
+void Oracle::Begun(const SaveName& save, int64_t sequence) {
+  const int64_t known = saves_[save].known_before.value_or(0);
+  if (sequence == 0 || sequence > known) return;
+  Violated(absl::StrCat(save.ToString(), " has sequence ", sequence,
+                        ", and begins after the daemon has found sequence ", known));
+}
+
 void Oracle::SealSent(const SaveName& save, int rank, int world_size, Contents contents) {
   Save& s = saves_[save];
   s.world_size = world_size;
@@ -219,6 +236,9 @@ void Oracle::OutcomeReported(const SaveName& save, int rank, v1::Level level, co
       Violated(absl::StrCat(save.ToString(), " is reported as COMMITTED, but was never published"));
     }
     if (!s.suspect) r.newest_reported = std::max(r.newest_reported, sequence);
+    r.known_moved_in = std::max(r.known_moved_in, s.moved_in_before);
+    if (const auto other = r.other_models.find(save.attempt); other != r.other_models.end())
+      r.retained_through = std::max(r.retained_through, other->second);
     return;
   }
   if (s.published != 0 && level != v1::INDETERMINATE &&
@@ -268,6 +288,7 @@ void Oracle::Published(int run, const storage::v1::ManifestSummary& summary,
         absl::StrCat(name.ToString(), " was reported ", v1::Level_Name(*s.outcome), " but was published"));
   }
   s.published = summary.sequence();
+  s.moved_in_before = r.moved_in;
   if (s.suspect != !summary.suspect().empty()) {
     Violated(absl::StrCat(name.ToString(), " is published ", s.suspect ? "as good" : "as suspect",
                           ", which is not what its ranks sealed"));
@@ -279,6 +300,13 @@ void Oracle::Published(int run, const storage::v1::ManifestSummary& summary,
     Violated(absl::StrCat(name.ToString(), " is published with ", contents.size(), " parts"));
   }
   for (const auto& part : contents) PartOnDisk(name, part.first, part.second);
+}
+
+void Oracle::MovedIn(int run, const storage::v1::ManifestSummary& summary) {
+  Run& r = runs_[run];
+  r.published.insert(summary.sequence());
+  if (!summary.suspect().empty()) r.suspect.insert(summary.sequence());
+  r.moved_in = std::max(r.moved_in, summary.sequence());
 }
 
 void Oracle::Adopted(int run, const storage::v1::ManifestSummary& summary, const Contents& contents,
@@ -304,6 +332,8 @@ void Oracle::Evicted(int run, const storage::v1::ManifestSummary& evicted, const
   const int64_t sequence = evicted.sequence();
   const std::string what = absl::StrCat("retention evicts sequence ", sequence, " of run ", run, ", ");
   if (pinned) Violated(absl::StrCat(what, "which is pinned"));
+  if (sequence <= r.retained_through)
+    Violated(absl::StrCat(what, "although later saves, of another model, have not begun from it"));
   const bool suspect = r.suspect.contains(sequence);
   if (r.every_steps > 0 && evicted.has_step() && evicted.step() % r.every_steps == 0 &&
       !r.damaged.contains(sequence) && !suspect) {

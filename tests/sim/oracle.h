@@ -95,6 +95,9 @@ class Oracle {
   void MarkedDamaged(int run, int64_t sequence);
 
   // ---- Saves
+  void BeginSent(const SaveName& save);
+  // `sequence` 0: it was skipped.
+  void Begun(const SaveName& save, int64_t sequence);
   void SealSent(const SaveName& save, int rank, int world_size, Contents contents);
   // `repeated`: this seal was answered before.
   void SealOk(const SaveName& save, int rank, const FenceState& before, bool repeated, v1::Level level);
@@ -114,6 +117,17 @@ class Oracle {
   // A checkpoint of another program was adopted. `beside`: what was committed when its sequence was chosen.
   void Adopted(int run, const storage::v1::ManifestSummary& summary, const Contents& contents,
                const std::vector<storage::v1::ManifestSummary>& beside);
+  // Somebody has moved a checkpoint of another root in. The next commit finds it.
+  void MovedIn(int run, const storage::v1::ManifestSummary& summary);
+  // An attempt cannot resume from this checkpoint, and goes on with a state of its own.
+  void HasAnotherModel(int run, int64_t attempt, int64_t sequence) {
+    runs_[run].other_models[attempt] = sequence;
+  }
+  // A launch joins that lets retention count the checkpoints of other models.
+  void CountsAll(int run) {
+    runs_[run].retained_through = 0;
+    runs_[run].other_models.clear();
+  }
   // Recovery published a newer checkpoint of this tag over the given one, or the disk failed to store the
   // history with its outcome. If the daemon was killed before it reported the commit, a later daemon may
   // report the save as lost. (A rank that was told COMMITTED still counts.)
@@ -156,6 +170,9 @@ class Oracle {
     std::map<std::string, int64_t> leases;
     std::optional<int> kept;
     int64_t every_steps = 0;
+    int64_t moved_in = 0, known_moved_in = 0;  // The highest sequences.
+    std::map<int64_t, int64_t> other_models;   // By attempt: what it could not resume from.
+    int64_t retained_through = 0;              // Of another model than what was saved since.
   };
   struct Save {
     int world_size = 0;
@@ -163,9 +180,11 @@ class Oracle {
     std::set<int> seal_ok;
     int64_t seal_daemon = 0;
     bool excused = false;
-    bool suspect = false;              // A rank has sealed it as suspect.
-    std::optional<v1::Level> outcome;  // COMMITTED, or how the save failed.
-    int64_t published = 0;             // Sequence.
+    bool suspect = false;                 // A rank has sealed it as suspect.
+    std::optional<v1::Level> outcome;     // COMMITTED, or how the save failed.
+    int64_t published = 0;                // Sequence.
+    std::optional<int64_t> known_before;  // What was moved in and known when a rank first began it,
+    int64_t moved_in_before = 0;          // and what was moved in when it was published.
   };
   struct Owner {
     int64_t session = 0;

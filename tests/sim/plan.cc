@@ -14,16 +14,35 @@ using std::chrono::seconds;
 constexpr int kSegmentsPerUser = 4 * kMaxSegmentsOfSave;
 
 constexpr const char* kNames[kOperationKinds] = {
-    "launch",      "kill trainer", "kill launch", "lose session",   "respawn rank", "respawn launch",
-    "restart",     "drain",        "abort",       "operator abort", "open",         "pin",
-    "unpin",       "hang",         "no memory",   "step date",      "repeat",       "prefetch",
-    "damage file", "foreign",      "adopt",       "undelete"};
+    "launch",         "kill trainer", "kill launch", "lose session", "respawn rank",
+    "respawn launch", "restart",      "drain",       "abort",        "operator abort",
+    "open",           "pin",          "unpin",       "hang",         "no memory",
+    "step date",      "repeat",       "prefetch",    "damage file",  "foreign",
+    "adopt",          "undelete",     "move in",     "put back",     "remove .ckptd"};
 
 // The kinds that an operation of the plan's list may have by chance; the others are added at the end of
 // PlanOf.
 constexpr int kChosenKinds = static_cast<int>(OperationKind::kAdopt) + 1;
 
+// Random streams of what came later, so that the histories of other seeds stay as they were.
+constexpr uint64_t kChangesStream = 11, kModelsStream = 12;
+
 bool ByTime(const Operation& a, const Operation& b) { return a.at < b.at; }
+
+// What other programs do in a root. An admitted save has its room reserved, so only on large disks.
+void AddChangesOfOthers(Plan* plan) {
+  Random models(Mix(plan->seed, kModelsStream));
+  plan->models = models.Percent(15);
+  Random random(Mix(plan->seed, kChangesStream));
+  if (plan->small_disk || !random.Percent(30)) return;
+  constexpr OperationKind kKinds[] = {OperationKind::kMoveIn, OperationKind::kPutBack,
+                                      OperationKind::kRemoveOurs};
+  for (int64_t i = random.Between(1, 6); i > 0; --i) {
+    plan->operations.push_back({Duration(random.Below(plan->length.count())), kKinds[random.Below(3)],
+                                random.Next(), random.Next()});
+  }
+  std::stable_sort(plan->operations.begin(), plan->operations.end(), ByTime);
+}
 
 }  // namespace
 
@@ -52,6 +71,7 @@ std::string Plan::ToString() const {
   add(overlap, "overlap");
   add(conflicts, "conflicts");
   add(short_timeouts, "short timeouts");
+  add(models, "several models");
   auto percent = [&words](int value, const char* name) {
     if (value > 0) absl::StrAppend(&words, ", ", name, " ", value, " %");
   };
@@ -162,6 +182,7 @@ Plan PlanOf(uint64_t seed) {
     }
     std::stable_sort(plan.operations.begin(), plan.operations.end(), ByTime);
   }
+  AddChangesOfOthers(&plan);
   return plan;
 }
 

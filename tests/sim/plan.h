@@ -39,8 +39,11 @@ enum class OperationKind {
   kForeign,     // Another program completes a checkpoint in the root, or overwrites one.
   kAdopt,
   kUndelete,
+  kMoveIn,      // Somebody moves a checkpoint of another root in.
+  kPutBack,     // Somebody puts a copy of a checkpoint back that was evicted.
+  kRemoveOurs,  // Somebody removes the directory .ckptd of an open root.
 };
-inline constexpr int kOperationKinds = static_cast<int>(OperationKind::kUndelete) + 1;
+inline constexpr int kOperationKinds = static_cast<int>(OperationKind::kRemoveOurs) + 1;
 
 struct Operation {
   Duration at{};
@@ -69,7 +72,9 @@ struct Plan {
   bool small_disk = false;
   int foreign = 0;  // Checkpoints of another program that each root starts with.
   int maps = 0;     // Percentage of readers that map checkpoints from memory.
-  int damage = 0;   // Percentage of resuming readers that report damage.
+  bool models =
+      false;       // Some launches have another model: they cannot resume, and save a state of their own.
+  int damage = 0;  // Percentage of resuming readers that report damage.
   Duration length{};
   std::vector<Operation> operations;  // Sorted by time.
 

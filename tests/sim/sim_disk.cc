@@ -81,6 +81,65 @@ void SimDisk::DamageFile(uint64_t which) {
   generation->rotten->insert(path);
 }
 
+bool SimDisk::MoveIn(const SimDisk& from) {
+  const Generation* newest = nullptr;
+  for (const auto& [tag, generation] : from.tags_) {
+    if (newest == nullptr || generation.summary.sequence() > newest->summary.sequence()) newest = &generation;
+  }
+  if (newest == nullptr) return false;
+  int64_t highest = record_.last_sequence();
+  for (const auto& [tag, generation] : tags_) highest = std::max(highest, generation.summary.sequence());
+  for (const auto& dir : inflight_) highest = std::max(highest, dir.second.sequence);
+  constexpr int64_t kAbove = 500;  // What is given until somebody finds it.
+  Generation moved = *newest;
+  moved.pinned = false;
+  moved.damage.reset();
+  moved.rotten = std::make_shared<std::set<std::string>>();
+  const std::string tag = absl::StrCat("moved", ++moved_in_);
+  const auto rename = [&](storage::v1::ManifestSummary* summary) {
+    summary->set_tag(tag);
+    summary->set_sequence(highest + kAbove);
+  };
+  rename(&moved.summary);
+  for (auto& part : moved.parts) {
+    rename(part.mutable_checkpoint());
+    part.set_sequence(highest + kAbove);
+  }
+  oracle_->MovedIn(run_, moved.summary);
+  tags_[tag] = std::move(moved);
+  unseen_.insert(tag);
+  return true;
+}
+
+// Not what is in the trash still, where the daemon may bring it back.
+bool SimDisk::PutBack(uint64_t which) {
+  std::vector<const Generation*> free;
+  for (const Generation& evicted : evicted_) {
+    const std::string& tag = evicted.summary.tag();
+    const bool in_trash = std::any_of(trash_.begin(), trash_.end(), [&tag](const TrashEntry& entry) {
+      return entry.whole && entry.whole->summary.tag() == tag;
+    });
+    if (!in_trash && !tags_.contains(tag) && !foreign_.contains(tag)) free.push_back(&evicted);
+  }
+  if (free.empty()) return false;
+  const Generation& back = *free[which % free.size()];
+  unseen_.insert(back.summary.tag());
+  tags_[back.summary.tag()] = back;
+  return true;
+}
+
+// The daemon makes it again, with what it knows of the run, before its next change.
+bool SimDisk::RemoveOurs() {
+  const bool has_something = !inflight_.empty() || !trash_.empty();
+  for (const auto& dir : inflight_) {
+    oracle_->Excuse(run_, dir.second.sequence);
+    if (dir.second.number != 0) lost_.insert(dir.second.number);
+  }
+  inflight_.clear();
+  trash_.clear();
+  return has_something;
+}
+
 Duration SimDisk::Latency(Duration shortest, Duration longest) {
   Duration latency = random_.Spread(shortest, longest);
   if (Hits(faults_.slow)) latency += random_.Spread(milliseconds(20), seconds(4));
@@ -172,6 +231,7 @@ void SimDisk::Recover(std::vector<RecoveredSave>* recovered) {
 }
 
 absl::StatusOr<RootSnapshot> SimDisk::Scan(std::vector<RecoveredSave> recovered) {
+  unseen_.clear();
   RootSnapshot snapshot;
   snapshot.probe.file_system = "simulated";
   snapshot.probe.io_backend = "threads";

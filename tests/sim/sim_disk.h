@@ -84,6 +84,12 @@ class SimDisk {
   void AddForeign(const std::string& tag, int64_t done_us);
   bool IsForeign(const std::string& tag) const { return foreign_.contains(tag); }
   std::vector<std::string> ForeignTags() const;
+  // What others do in the root. Moves a copy of the newest checkpoint of `from` in, newer than all here,
+  // under a tag of its own; puts a checkpoint that was evicted back; removes .ckptd, which has what is in
+  // flight and the trash. False: there is nothing to do that with.
+  bool MoveIn(const SimDisk& from);
+  bool PutBack(uint64_t which);
+  bool RemoveOurs();
   // Number of checkpoints that daemons opened.
   int64_t opened() const { return opened_; }
   // True if the disk holds the checkpoint, or a newer one of its tag that the daemon has not been told of.
@@ -151,6 +157,10 @@ class SimDisk {
   std::map<int64_t, InflightDir> inflight_;  // By a number that is never reused.
   int64_t next_dir_ = 1;
   int64_t opened_ = 0;
+  int64_t moved_in_ = 0;             // Counts them.
+  std::vector<Generation> evicted_;  // For PutBack.
+  std::set<int64_t> lost_;           // The living daemon's numbers of saves that went with .ckptd.
+  std::set<std::string> unseen_;     // Tags that others have made, and no scan has found.
   std::vector<TrashEntry> trash_;
   storage::v1::RunRecord record_;
 };

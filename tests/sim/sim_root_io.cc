@@ -27,6 +27,7 @@ SimRootIo::~SimRootIo() {
   for (const auto& write : writes_) disk_->oracle_->EndUse(write->use);
   for (const int64_t use : read_uses_) disk_->oracle_->EndUse(use);
   for (auto& dir : disk_->inflight_) dir.second.number = 0;
+  disk_->lost_.clear();
 }
 
 std::optional<Instant> SimRootIo::pending_since() const {
@@ -222,12 +223,23 @@ void SimRootIo::Publish(InflightId64 id, storage::v1::ManifestSummary summary,
         };
         if (absl::Status writable = Writable(); !writable.ok()) return failed(writable);
         auto dir = disk_->Find(id);
+        if (disk_->lost_.contains(id))
+          return failed(MakeError(absl::StatusCode::kAborted, "ROOT_CHANGED", ".ckptd was removed"));
         if (dir == disk_->inflight_.end()) return failed(absl::NotFoundError("no such save in flight"));
         if (Hits(disk_->faults_.publish)) return failed(Eio("writing the manifest"));
         dir->second.found.summary = summary;
         if (absl::Status renamed = disk_->Rename(dir->second); !renamed.ok()) return failed(renamed);
         disk_->inflight_.erase(dir);
-        if (!Hits(disk_->faults_.indeterminate)) return {PublishOutcome::kCommitted, absl::OkStatus()};
+        if (!Hits(disk_->faults_.indeterminate)) {
+          disk_->unseen_.erase(summary.tag());
+          PublishResult committed{PublishOutcome::kCommitted, absl::OkStatus()};
+          for (const std::string& tag : disk_->unseen_) {
+            committed.root_has_new_checkpoints = true;
+            committed.highest_new_sequence =
+                std::max(committed.highest_new_sequence, disk_->tags_.at(tag).summary.sequence());
+          }
+          return committed;
+        }
         latched_ = true;
         disk_->oracle_->Excuse(name);
         return {PublishOutcome::kIndeterminate, Eio("syncing the root")};
@@ -238,6 +250,7 @@ void SimRootIo::Discard(InflightId64 id, Callback<absl::Status> done) {
   Ask(metadata_, disk_->Latency(microseconds(200), milliseconds(5)), std::move(done),
       [this, id]() -> absl::Status {
         if (absl::Status writable = Writable(); !writable.ok()) return writable;
+        if (disk_->lost_.erase(id) > 0) return absl::OkStatus();
         auto dir = disk_->Find(id);
         if (dir == disk_->inflight_.end()) return absl::NotFoundError("no such save in flight");
         dir->second.number = 0;  // The next scan decides, unless the directory is gone.
@@ -266,6 +279,7 @@ void SimRootIo::Evict(std::string tag, int64_t sequence, Callback<absl::Status> 
         if (fails && disk_->random_.Percent(50)) return Eio("renaming to trash");
         disk_->MoveToTrash(victim->second);
         const auto evicted = std::move(victim->second);
+        disk_->evicted_.push_back(evicted);
         disk_->tags_.erase(victim);
         std::vector<int64_t> left;
         for (const auto& other : disk_->tags_) {

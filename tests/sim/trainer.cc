@@ -105,8 +105,8 @@ void Trainer::Join() {
   request.set_launch_id(launch_->id);
   request.set_process(instance_);
   request.set_job(launch_->id);
-  request.set_takeover(launch_->seed % 4 != 0 ||
-                       world_.ending());  // Else it waits for the other launch's end.
+  // Else it waits for the other launch's end.
+  request.set_takeover((launch_->seed % 4 != 0 && !launch_->other_model) || world_.ending());
   for (const SavingPtr& saving : savings_) {
     if (!saving->seal_ok || saving->daemon == daemon_) continue;
     v1::SaveKey& lost = *request.add_orphaned();
@@ -115,7 +115,10 @@ void Trainer::Join() {
   }
   const bool takeover = request.takeover();
   const Oracle::FenceState before = world_.oracle().FenceStateOf(launch_->run);
-  if (takeover) world_.oracle().TakeoverSent(launch_->run);
+  if (takeover) {
+    world_.oracle().TakeoverSent(launch_->run);
+    world_.oracle().CountsAll(launch_->run);
+  }
   world_.engine()->JoinRun(
       caller(), request,
       Expect<v1::JoinRunResponse>(
@@ -252,7 +255,8 @@ void Trainer::FinishResume(int64_t sequence) {
   request.mutable_timeout()->set_seconds(random_.Percent(30) ? 1 : 10);
   const bool repeated = std::exchange(finishing_, sequence) != 0;
   const bool damaged = !repeated && !world_.ending() && random_.Percent(world_.plan().damage);
-  const bool fails = !repeated && !damaged && !world_.ending() && random_.Percent(3);
+  const bool has_other_model = launch_->other_model && !damaged && !world_.ending();
+  const bool fails = has_other_model || (!repeated && !damaged && !world_.ending() && random_.Percent(3));
   if (damaged) {
     request.mutable_damage()->set_message("as planned");
     world_.oracle().Damaged(launch_->run, sequence);
@@ -271,7 +275,7 @@ void Trainer::FinishResume(int64_t sequence) {
                        damaged ? " damaged"
                        : fails ? " failed"
                                : ""),
-          [this, sequence, damaged, fails](absl::StatusOr<v1::FinishResumeResponse> answer) {
+          [this, sequence, damaged, fails, has_other_model](absl::StatusOr<v1::FinishResumeResponse> answer) {
             const std::string reason = ReasonOf(answer.status());
             // That all ranks have read their parts may be on the disk all the same.
             if (reason == "IO_ERROR" || reason == "NO_SPACE")
@@ -289,6 +293,13 @@ void Trainer::FinishResume(int64_t sequence) {
               return Kill();
             }
             world_.Count(absl::StrCat("resume not finished ", reason));
+            if (has_other_model && (answer.ok() || reason == "RESUME_FAILED")) {
+              world_.Count("another model");
+              world_.oracle().HasAnotherModel(launch_->run, attempt_, sequence);
+              resuming_ = false;
+              resumed_ = true;
+              return Later(random_.Spread(milliseconds(1), seconds(1)), &Trainer::NextSave);
+            }
             ResumeAgain();
           }));
 }

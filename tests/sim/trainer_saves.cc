@@ -194,6 +194,7 @@ void Trainer::Begin(SavingPtr saving) {
   saving->outstanding = true;
   saving->daemon = daemon_;
   saving->extended = 0;
+  world_.oracle().BeginSent(saving->name);
   const Oracle::FenceState before = world_.oracle().FenceStateOf(launch_->run);
   world_.oracle().RequestSent(launch_->run, attempt_);
   world_.engine()->Begin(
@@ -204,10 +205,14 @@ void Trainer::Begin(SavingPtr saving) {
             if (saving->phase != Phase::kBegin) return;  // The answer to a repeated Begin.
             saving->outstanding = false;
             if (!answer.ok()) return HandleRefusal(saving, answer.status(), before);
-            world_.oracle().RequestTookEffect(launch_->run, attempt_, before, "Begin");
-            acted_ = true;
+            // What is skipped because the file system does not answer has not let the attempt act.
+            if (answer->level() != v1::SKIPPED) {
+              world_.oracle().RequestTookEffect(launch_->run, attempt_, before, "Begin");
+              acted_ = true;
+            }
             saving->begun = true;
             saving->sequence = answer->sequence();
+            world_.oracle().Begun(saving->name, saving->sequence);
             if (answer->level() == v1::SKIPPED) {
               world_.oracle().OutcomeReported(saving->name, rank_, v1::SKIPPED, "SKIPPED", saving->sequence);
               saving->phase = Phase::kWait;

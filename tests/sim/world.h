@@ -35,6 +35,7 @@ struct Launch {
   int world_size = 1;
   uint64_t seed = 0;
   bool resumes = true;
+  bool other_model = false;  // No checkpoint of another launch fits.
   bool descriptors = true;
   // Attempts of which a rank has begun from nothing, because every checkpoint was damaged.
   std::set<int64_t> from_nothing;

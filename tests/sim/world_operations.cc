@@ -42,6 +42,7 @@ void World::LaunchJob(int run, uint64_t how, std::shared_ptr<Launch> again) {
     launch->world_size = static_cast<int>(1 + how % 3);
     launch->seed = Mix(plan_.seed, how);
     launch->resumes = how / 16 % 8 != 0;
+    launch->other_model = plan_.models && how / 1024 % 3 == 0;
     launch->descriptors = !plan_.grpc_only || how / 256 % 2 == 0;
   }
   newest_launch_[run] = launch;
@@ -286,6 +287,15 @@ void World::Apply(const Operation& operation) {
       return;
     case OperationKind::kUndelete:
       if (up && !run_name.empty()) Undelete(run, run_name, operation.b);
+      return;
+    case OperationKind::kMoveIn:
+      if (!plan_.small_disk && disks_[run]->MoveIn(*disks_[operation.b % disks_.size()])) Count("moved in");
+      return;
+    case OperationKind::kPutBack:
+      if (!plan_.small_disk && disks_[run]->PutBack(operation.b)) Count("put back");
+      return;
+    case OperationKind::kRemoveOurs:
+      if (up && !run_name.empty() && disks_[run]->RemoveOurs()) Count("removed .ckptd");
       return;
     case OperationKind::kDamageFile:
       return disks_[run]->DamageFile(operation.b);
