@@ -2,12 +2,25 @@
 #include "daemon/engine/admission_queue.h"
 
 #include <algorithm>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "storage/base/errors.h"
 
 namespace ckptd {
+namespace {
+
+// The text is kept with each save, so it does not name each of 65536 ranks.
+std::string SomeRanks(const std::vector<int>& ranks) {
+  constexpr size_t kMaxNamed = 16;
+  if (ranks.size() <= kMaxNamed) return JoinRanks(ranks);
+  return absl::StrCat(JoinRanks({ranks.begin(), ranks.begin() + kMaxNamed}), " and ",
+                      ranks.size() - kMaxNamed, " more");
+}
+
+}  // namespace
 
 AdmissionQueue::AdmissionQueue(Clock* clock, SegmentPool* pool, const SaveTable* saves,
                                const ExpectedSizes* sizes, const MemoryShares* shares, DiskRoom* disk,
@@ -24,7 +37,7 @@ AdmissionQueue::AdmissionQueue(Clock* clock, SegmentPool* pool, const SaveTable*
 void AdmissionQueue::Gather(Save* save) {
   const std::vector<int> missing = sizes_->UnknownRanks(*save);
   if (!missing.empty()) {
-    save->WaitFor(WaitsFor::kSizes, absl::StrCat("ranks ", JoinRanks(missing), " to begin it"));
+    save->WaitFor(WaitsFor::kSizes, absl::StrCat("ranks ", SomeRanks(missing), " to begin it"));
     return;
   }
   save->phase = SavePhase::kQueued;
