@@ -144,6 +144,13 @@ void CheckpointPublication::OnFound(const absl::StatusOr<SharedPlace>& place) {
                      ", is not in the root, and younger checkpoints are: etcd was restored from a backup")));
     return Next(Step::kGiveUp);
   }
+  if (*place == SharedPlace::kLost) {
+    given_up_ = EndOf(
+        MakeError(absl::StatusCode::kAborted, reason::kRootChanged,
+                  absl::StrCat("the directory .ckptd of the root was removed, and with it the files of ",
+                               save_.state.tag(), "; save again")));
+    return Next(Step::kGiveUp);
+  }
   // An earlier coordinator has moved it there, and was not heard after that.
   given_up_ = EndOf(MakeError(
       absl::StatusCode::kAlreadyExists, reason::kTagForeign,
@@ -173,6 +180,7 @@ void CheckpointPublication::OnPublished(const absl::StatusOr<SharedRootIo::Publi
     return Next(Step::kGiveUp);
   }
   in_the_way_ = published->in_the_way;
+  moved_in_ = published->moved_in;
   if (in_the_way_ == 0) return Next(Step::kCommit);
   // The decision has named another one if the name that it was made from was stale.
   Next(in_the_way_ == save_.state.replaces() ? Step::kRemove : Step::kEvict);
@@ -202,7 +210,7 @@ void CheckpointPublication::OnRemoved(const absl::StatusOr<bool>& gone) {
 // ---- 5: say so
 
 void CheckpointPublication::Commit() {
-  tools_.decisions->Committed(save_, options_.office, Then(&CheckpointPublication::OnEnded));
+  tools_.decisions->Committed(save_, options_.office, moved_in_, Then(&CheckpointPublication::OnEnded));
 }
 
 void CheckpointPublication::GiveUp() {

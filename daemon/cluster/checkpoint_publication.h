@@ -105,6 +105,7 @@ class CheckpointPublication {
   std::string waits_for_;
 
   SharedRootIo::Replaced replaces_;  // The checkpoint that goes.
+  int64_t moved_in_ = 0;             // As SharedRootIo::Published has it.
   int64_t in_the_way_ = 0;           // Which one Publish has found there.
   SharedRootIo::Publication publication_;
   ledger::v1::SaveEnd given_up_;          // With kGiveUp.

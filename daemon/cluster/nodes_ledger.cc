@@ -196,6 +196,30 @@ void NodesLedger::RememberResume(int64_t attempt, const ResumeChoice& choice) {
 }
 
 void NodesLedger::DecidedResume(int64_t attempt, Answer<absl::StatusOr<std::optional<ResumeChoice>>> answer) {
+  if (committed_.empty()) return AskDecided(attempt, std::move(answer));
+  using Result = absl::StatusOr<int64_t>;
+  Ask<Result>(
+      "which checkpoints retention leaves alone in",
+      [attempts = std::exchange(committed_, {})](EtcdLedger& ledger, Answer<Result> done) {
+        ledger.Committed(attempts, std::move(done));
+      },
+      [this, attempt, answer = std::move(answer)](const Result& through) mutable {
+        if (!through.ok()) return answer(through.status());
+        record_.set_retained_through(*through);
+        AskDecided(attempt, std::move(answer));
+      });
+}
+
+void NodesLedger::ResumeFailed(int64_t attempt, int64_t sequence) {
+  calls_.Ask<absl::Status>(
+      "to say that a rank could not resume", Instant::max(),
+      [this, attempt, sequence](Answer<absl::Status> done) {
+        ledger_->ResumeFailed(attempt, sequence, std::move(done));
+      },
+      [](const absl::Status&) {});
+}
+
+void NodesLedger::AskDecided(int64_t attempt, Answer<absl::StatusOr<std::optional<ResumeChoice>>> answer) {
   using Result = absl::StatusOr<std::optional<ResumeChoice>>;
   Ask<Result>(
       absl::StrCat("what attempt ", attempt, " resumes from in"),

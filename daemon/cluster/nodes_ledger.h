@@ -63,16 +63,18 @@ class NodesLedger : public Ledger {
 
   // Not called: SharedRun decides these.
   void Admit(int64_t attempt, Answer<absl::StatusOr<int64_t>> answer) override;
-  // No-op: each registration of a node raises the sequence to the highest in the root.
+  // No-op: NodesRun raises it to the highest in the root, with each registration and at each scan.
   void RaiseSequence(int64_t) override {}
   void Commit(int64_t sequence, Answer<absl::Status> answer) override;
   // SHARED_ROOT_UNSUPPORTED.
   void AdmitAdopted(int64_t above, int64_t below, int64_t more,
                     Answer<absl::StatusOr<int64_t>> answer) override;
 
-  // No-op: in a root of several nodes retention counts the checkpoints of every launch.
-  void ResumeFailed(int64_t, int64_t) override {}
-  void Committed(int64_t) override {}
+  // Asked of etcd until it answers.
+  void ResumeFailed(int64_t attempt, int64_t sequence) override;
+  // The next DecidedResume tells etcd, and makes record().retained_through() what etcd says, before its
+  // answer.
+  void Committed(int64_t attempt) override { committed_.insert(attempt); }
   void RecordOutcome(const storage::v1::Outcome& outcome, Answer<absl::Status> recorded) override;
   void WriteHistory(Answer<absl::Status> written) override { written(absl::OkStatus()); }
   void SetRetention(const storage::v1::RetentionPolicy& in_force,
@@ -95,6 +97,7 @@ class NodesLedger : public Ledger {
   void Claim(const std::string& launch_id);
   void Claimed(const std::string& launch_id, std::vector<PendingJoin> joins, const absl::Status& claimed);
   void Joined(const JoinSpec& spec, int64_t attempt);
+  void AskDecided(int64_t attempt, Answer<absl::StatusOr<std::optional<ResumeChoice>>> answer);
   storage::v1::Launch& LaunchOf(int64_t attempt);
   void RememberResume(int64_t attempt, const ResumeChoice& choice);
   template <typename T>
@@ -112,8 +115,9 @@ class NodesLedger : public Ledger {
   // Expires with them.
   std::shared_ptr<bool> claiming_ = std::make_shared<bool>(true);
   std::function<void(int64_t)> active_changed_;
-  int64_t active_ = -1;     // For all that is known; the watcher, if there is one, knows it.
-  int64_t activated_ = -1;  // The last attempt that this node has let act.
+  int64_t active_ = -1;          // For all that is known; the watcher, if there is one, knows it.
+  std::set<int64_t> committed_;  // Attempts, of which etcd has not been told.
+  int64_t activated_ = -1;       // The last attempt that this node has let act.
   storage::v1::RunRecord record_;
 };
 

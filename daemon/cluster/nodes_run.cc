@@ -169,6 +169,7 @@ void NodesRun::EndRegistration() {
 // come after those. (The number of an attempt is part of a save's name: a save of an attempt that has one of
 // the root's would be taken for a checkpoint that is there.)
 void NodesRun::BindRoot() {
+  bound_through_ = newest_;
   const LedgerKeys keys(prefix_);
   const auto refused = std::make_shared<absl::Status>();
   const auto bind = [this, keys, refused](LedgerCalls::Answer<absl::Status> done) {
@@ -527,6 +528,8 @@ void NodesRun::ApplyDecided(RootSnapshot* root) {
                      ", is listed again: it was put back after its removal, or the save that was to "
                      "replace it has failed"));
   }
+  // Somebody has moved a checkpoint in: saves that begin from now on come after it.
+  if (saves_ != nullptr && newest_ > bound_through_ && !saves_->Shown(newest_)) BindRoot();
   listed_ = nullptr;
   const int64_t replacing = LastReplacing();
   for (auto going = evicting_.begin(); going != evicting_.lower_bound(replacing); ++going)

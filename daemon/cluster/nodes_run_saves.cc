@@ -213,6 +213,7 @@ void NodesRun::OnChanged(const SaveId& save, const SharedSave& state) {
   }
   if (HasEnded(state.state)) savings_.erase(found);
   hooks_.changed(save, decision);
+  if (state.state.moved_in() != 0) hooks_.root_changed();
 }
 
 void NodesRun::OnFailed(const SaveId& save, const absl::Status& why) {

@@ -66,7 +66,8 @@ absl::Status NotAdmitted(bool accepted) {
         absl::StatusCode::kDeadlineExceeded, reason::kRanksMissing,
         "not all ranks of the run have begun the save, and had room for it, before its deadline");
   return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kAdmissionTimeout,
-                   "the node had no room for its parts of the save before its deadline");
+                   "the node had no room for its parts of the save before its deadline, or its file system "
+                   "had not said whether it has");
 }
 
 }  // namespace

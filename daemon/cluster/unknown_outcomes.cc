@@ -135,7 +135,7 @@ void UnknownOutcomes::Looked(int64_t sequence, const absl::StatusOr<SharedPlace>
   }
   unknown.words = std::move(counting);
   const bool is_known = *place == SharedPlace::kPublished || *place == SharedPlace::kInTrash ||
-                        *place == SharedPlace::kSuperseded;
+                        *place == SharedPlace::kSuperseded || *place == SharedPlace::kLost;
   if (is_known || !unknown.words.empty()) Release(unknown, *place == SharedPlace::kPublished);
 }
 

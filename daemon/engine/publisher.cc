@@ -242,11 +242,7 @@ void Publisher::OnPublished(int64_t save_id, PublishResult result) {
   const int64_t retained = run->ledger->record().retained_through();
   run->ledger->Committed(save->key.attempt);
   if (const int64_t now = run->ledger->record().retained_through(); now != retained) {
-    observer_->OnWarning(absl::StrCat("attempt ", save->key.attempt, " could not resume from sequence ", now,
-                                      " of ", run->path,
-                                      ", and has saved a state of its own: retention leaves the checkpoints "
-                                      "up to that one alone; remove them with "
-                                      "ckptctl delete, or join with takeover to have them counted"));
+    observer_->OnWarning(SetAsideWarning(run->path, now));
   }
   hooks_.committed(save, Committed(*save, chunk_bytes_, clock_->UnixMicros()), std::move(result.pointers));
   // Somebody has moved a checkpoint into the root: it is listed, and ordered before the next save, from the

@@ -36,6 +36,16 @@ int64_t RetainedThrough(const Run& run) {
 // either what that one resumes from: a checkpoint has been committed, so one does.
 bool MayRemoveForAll(const Run& run) { return run.shared->coordinates() && run.active_attempt != 0; }
 
+// In a root of one node the publisher says it. A checkpoint of a shared run may be of any node's ranks: the
+// ledger hears of the newest one, which this returns, and makes record().retained_through() what it says
+// then, before its next answer. 0: there is none.
+int64_t NoteCommitted(Run* run) {
+  const auto& committed = run->catalog.committed();
+  if (run->shared == nullptr || committed.empty()) return 0;
+  run->ledger->Committed(committed.rbegin()->second.summary.attempt());
+  return committed.rbegin()->first;
+}
+
 // The checkpoints that nothing keeps, oldest first.
 std::vector<int64_t> Without(const Run& run, const Retention::Keepers& keepers) {
   std::vector<int64_t> victims;
@@ -113,13 +123,17 @@ std::vector<int64_t> Retention::PredictedVictims(const Run& run) const {
 void Retention::AskResumed(Run* run, absl::AnyInvocable<void(absl::StatusOr<int64_t>)> answer) {
   ++states_.Of(run).asking;
   const int64_t attempt = run->active_attempt;
-  run->ledger->DecidedResume(attempt,
-                             [this, run, attempt, answer = std::move(answer)](
-                                 absl::StatusOr<std::optional<Ledger::ResumeChoice>> decided) mutable {
-                               --states_.Of(run).asking;
-                               if (!decided.ok()) return answer(decided.status());
-                               answer(ResumedSequence(*run, attempt, *decided));
-                             });
+  const int64_t newest = NoteCommitted(run);
+  run->ledger->DecidedResume(
+      attempt, [this, run, attempt, newest, retained = RetainedThrough(*run), answer = std::move(answer)](
+                   absl::StatusOr<std::optional<Ledger::ResumeChoice>> decided) mutable {
+        --states_.Of(run).asking;
+        if (!decided.ok()) return answer(decided.status());
+        states_.Of(run).retained_as_of = newest;
+        if (const int64_t now = RetainedThrough(*run); now > retained)
+          observer_->OnWarning(SetAsideWarning(run->path, now));
+        answer(ResumedSequence(*run, attempt, *decided));
+      });
 }
 
 std::set<int64_t> Retention::Leaving(const Run& run) const {
@@ -151,6 +165,9 @@ void Retention::Apply(Run* run) {
 
 void Retention::EvictVictims(Run* run, int64_t resumed) {
   if (run->shared != nullptr && !MayRemoveForAll(*run)) return;
+  // The ledger was asked before this one was there, whose launch may not have resumed from the others.
+  if (run->shared != nullptr && NewestSequence(run->catalog) > states_.Of(run).retained_as_of)
+    return Apply(run);
   for (int64_t sequence : Victims(*run, resumed)) {
     if (run->catalog.BeginEviction(sequence)) Evict(run, sequence, [](const absl::Status&) {});
   }
@@ -162,6 +179,7 @@ std::vector<int64_t> Retention::Victims(const Run& run, int64_t resumed) const {
   const State& state = states_.Of(&run);
   if (!state.pointers_known) return {};
   if (run.shared != nullptr && NewestSequence(run.catalog) > state.policy_sequence) return {};
+  if (run.shared != nullptr && NewestSequence(run.catalog) > state.retained_as_of) return {};
   Keepers keepers;
   for (const RetentionPolicy& policy : state.policies)
     keepers.merge(

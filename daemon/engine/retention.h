@@ -112,6 +112,9 @@ class Retention {
     bool apply_after_scan = false;
     std::set<int64_t> pointed;
     bool pointers_known = false;
+    // Of a shared run: the newest checkpoint when the ledger was last asked which ones are left alone; 0: it
+    // has not said so yet.
+    int64_t retained_as_of = 0;
     std::multiset<int64_t> pinning;   // Pins on their way to disk.
     std::multiset<int64_t> deciding;  // Resume decisions on their way to disk.
     int asking = 0;                   // Questions to the ledger that are not answered.

@@ -75,6 +75,13 @@ bool KeepsNoMoreThan(const RetentionPolicy& policy, const RetentionPolicy& other
   return policy.best() == 0 && policy.every_steps() == 0 && policy.newer_than_us() == 0;
 }
 
+std::string SetAsideWarning(const std::string& path, int64_t retained_through) {
+  return absl::StrCat(
+      "a launch could not resume from sequence ", retained_through, " of ", path,
+      ", and has saved a state of its own: retention leaves the checkpoints up to that one alone; "
+      "remove them with ckptctl delete, or join with takeover to have them counted");
+}
+
 KeptBy KeptByPolicy(const RetentionPolicy& policy, const Catalog& catalog, int64_t now_unix_us,
                     bool committing, int64_t retained_through) {
   KeptBy kept;

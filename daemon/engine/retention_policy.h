@@ -27,6 +27,9 @@ std::map<int64_t, std::vector<std::string>> KeptByPolicy(const RetentionPolicy& 
                                                          const Catalog& catalog, int64_t now_unix_us,
                                                          bool committing, int64_t retained_through = 0);
 
+// For the log: a launch that could not resume has saved a state of its own.
+std::string SetAsideWarning(const std::string& path, int64_t retained_through);
+
 // The policy that the commit of a save puts in force: the operator's, or else `of_save`. Unset keeps all.
 RetentionPolicy PolicyAfterCommit(const storage::v1::RunRecord& record,
                                   const std::optional<RetentionPolicy>& of_save);

@@ -45,6 +45,9 @@ class SharedRootIo {
     int64_t in_the_way = 0;
     // Not OK: why it never is. It is in the trash, durably, so that no coordinator can publish it any more.
     absl::Status given_up;
+    // If it is at its tag: the highest sequence of the checkpoints that have appeared in the root and that
+    // this node did not know; 0: none has.
+    int64_t moved_in = 0;
   };
 
   virtual ~SharedRootIo() = default;

@@ -92,6 +92,7 @@ class SharedSavesTest : public EngineTest {
     SharedFilesIo::Loaded loaded;
     loaded.checkpoint.summary.set_tag(tag);
     loaded.checkpoint.summary.set_sequence(sequence);
+    loaded.checkpoint.summary.set_attempt(1);
     nodes_->loads.back()(std::move(loaded));
     nodes_->hooks.newest_committed(sequence, KeepLast(1));
     RunQueued();
@@ -554,6 +555,42 @@ TEST_F(SharedSavesTest, NothingIsRemovedWhileItIsNotKnownWhatTheActingAttemptRes
   EXPECT_THAT(disks_[1]->evicted, ElementsAre());
   ActivateFirstAttempt();
   EXPECT_THAT(disks_[1]->evicted, ElementsAre("step1"));
+}
+
+TEST_F(SharedSavesTest, CoordinatorLeavesCheckpointsAloneThatALaunchCouldNotResumeFrom) {
+  PutInRoot("other model", 2);
+  LookAtRoot();
+  nodes_->has_office = true;
+  nodes_->hooks.office_changed();
+  LookAtRoot();
+  ActivateFirstAttempt();
+  nodes_->ledger()->DecideResume(1, {"other model", 2}, [](const auto& choice) { EXPECT_TRUE(choice.ok()); });
+  nodes_->ledger()->ResumeFailed(1, 2);
+  CommitKeepingOne("b", 6);
+  CommitKeepingOne("c", 7);
+  EXPECT_THAT(Tags(), ElementsAre("c", "other model"));
+}
+
+// The state of the newest checkpoint may be another one than that of those which were there when the ledger
+// was asked.
+TEST_F(SharedSavesTest, WhatIsLeftAloneIsAskedAgainIfACheckpointComesMeanwhile) {
+  PutInRoot("other model", 2);
+  LookAtRoot();
+  nodes_->has_office = true;
+  nodes_->hooks.office_changed();
+  LookAtRoot();
+  ActivateFirstAttempt();
+  nodes_->ledger()->DecideResume(1, {"other model", 2}, [](const auto& choice) { EXPECT_TRUE(choice.ok()); });
+  nodes_->ledger()->ResumeFailed(1, 2);
+  nodes_->answers_late = true;
+  nodes_->hooks.newest_committed(6, KeepLast(1));  // It is not seen yet.
+  PutInRoot("b", 6);
+  disks_[1]->committed[6].summary.set_attempt(1);
+  LookAtRoot();
+  nodes_->answers_late = false;
+  nodes_->AnswerLate();
+  RunQueued();
+  EXPECT_THAT(disks_[1]->evicted, ElementsAre());
 }
 
 // The pointer file may have another checkpoint's name since this node has coordinated last, or be all that

@@ -265,4 +265,30 @@ void EtcdLedger::AgreeResume(int64_t attempt, int64_t sequence, Answer<absl::Sta
       std::move(answer));
 }
 
+void EtcdLedger::ResumeFailed(int64_t attempt, int64_t sequence, Answer<absl::Status> answer) {
+  Decide<absl::Status>(
+      {{keys_.Resume(attempt)}}, "writing down that a rank could not resume",
+      [attempt, sequence](LocalLedger& ledger, Answer<absl::Status> decided) {
+        ledger.ResumeFailed(attempt, sequence);
+        decided(absl::OkStatus());
+      },
+      std::move(answer));
+}
+
+void EtcdLedger::Committed(const std::set<int64_t>& attempts,
+                           Answer<absl::StatusOr<int64_t>> retained_through) {
+  std::vector<CompareAndSwap::Range> ranges = {{keys_.Retained()}};
+  for (const int64_t attempt : attempts) {
+    ranges.push_back({keys_.Head(attempt)});
+    ranges.push_back({keys_.Resume(attempt)});
+  }
+  Decide<absl::StatusOr<int64_t>>(
+      std::move(ranges), "reading which checkpoints retention leaves alone",
+      [attempts](LocalLedger& ledger, Answer<absl::StatusOr<int64_t>> decided) {
+        for (const int64_t attempt : attempts) ledger.Committed(attempt);
+        decided(ledger.record().retained_through());
+      },
+      std::move(retained_through));
+}
+
 }  // namespace ckptd

@@ -76,6 +76,10 @@ class EtcdLedger {
   void DecidedResume(int64_t attempt, Answer<absl::StatusOr<std::optional<ResumeChoice>>> answer);
   void RejectResume(int64_t attempt, int64_t sequence, Answer<absl::Status> answer);
   void AgreeResume(int64_t attempt, int64_t sequence, Answer<absl::Status> answer);
+  void ResumeFailed(int64_t attempt, int64_t sequence, Answer<absl::Status> answer);
+  // Each of these attempts has committed a checkpoint. Answers with the sequence up to which retention leaves
+  // checkpoints alone (RunRecord::retained_through), as it is then; 0: there are none.
+  void Committed(const std::set<int64_t>& attempts, Answer<absl::StatusOr<int64_t>> retained_through);
 
  private:
   // Lets `ask` ask a LocalLedger that has read these ranges, and answers with its answer once that is

@@ -74,6 +74,8 @@ std::vector<CompareAndSwap::Range> JoinRound::Ranges() const {
   std::vector<CompareAndSwap::Range> ranges = {
       {keys_.Heads(), true}, {keys_.Active()}, {keys_.AttemptInRoot()}};
   for (const int block : blocks_) ranges.push_back({keys_.Block(block), true});
+  if (std::any_of(joins_.begin(), joins_.end(), [](const Join& join) { return join.spec.takeover; }))
+    ranges.push_back({keys_.Retained()});
   if (needs_.others) {
     ranges.push_back({keys_.AttemptsFrom(needs_.acting), false, PrefixEnd(keys_.Attempts())});
   } else {

@@ -29,6 +29,7 @@ class LedgerKeys {
   std::string Root() const { return prefix_ + "root"; }
   std::string Active() const { return prefix_ + "active"; }
   std::string Sequence() const { return prefix_ + "sequence"; }
+  std::string Retained() const { return prefix_ + "retained"; }
   std::string Coordinator() const { return prefix_ + "coordinator"; }
   std::string Term() const { return prefix_ + "term"; }
   std::string AttemptInRoot() const { return prefix_ + "attempt_in_root"; }

@@ -26,7 +26,8 @@ bool SameProcesses(const RunState::Living& a, const RunState::Living& b) {
 
 bool SameDecision(const Launch& a, const Launch& b) {
   return a.resume_decided() == b.resume_decided() && a.resume_tag() == b.resume_tag() &&
-         a.resume_sequence() == b.resume_sequence() && a.resume_agreed() == b.resume_agreed();
+         a.resume_sequence() == b.resume_sequence() && a.resume_agreed() == b.resume_agreed() &&
+         a.resume_failed() == b.resume_failed();
 }
 
 RequestOp PutHead(const LedgerKeys& keys, const Launch& launch) {
@@ -34,6 +35,7 @@ RequestOp PutHead(const LedgerKeys& keys, const Launch& launch) {
   head.set_launch_id(launch.launch_id());
   head.set_generation(launch.generation());
   head.set_world_size(launch.world_size());
+  head.set_takeover(launch.takeover());
   return Put(keys.Head(launch.attempt()), head.SerializeAsString());
 }
 
@@ -43,6 +45,7 @@ RequestOp PutDecision(const LedgerKeys& keys, const Launch& launch) {
   decision.set_tag(launch.resume_tag());
   decision.set_sequence(launch.resume_sequence());
   decision.set_agreed(launch.resume_agreed());
+  decision.set_failed(launch.resume_failed());
   return Put(keys.Resume(launch.attempt()), decision.SerializeAsString());
 }
 
@@ -78,6 +81,10 @@ void RunState::Read(const etcdserverpb::KeyValue& pair) {
     ledger::v1::LastSequence last;
     last.ParseFromString(pair.value());
     record_.set_last_sequence(last.sequence());
+  } else if (pair.key() == keys_.Retained()) {
+    ledger::v1::Retained retained;
+    retained.ParseFromString(pair.value());
+    record_.set_retained_through(retained.through());
   } else if (absl::StartsWith(pair.key(), keys_.Living())) {
     ledger::v1::LivingProcesses living;
     living.ParseFromString(pair.value());
@@ -98,6 +105,7 @@ void RunState::ReadOfAttempt(const std::string& key, const std::string& value) {
     launch.set_launch_id(head.launch_id());
     launch.set_generation(head.generation());
     launch.set_world_size(head.world_size());
+    launch.set_takeover(head.takeover());
   } else if (key == keys_.Resume(attempt)) {
     ledger::v1::ResumeDecision decision;
     decision.ParseFromString(value);
@@ -105,6 +113,7 @@ void RunState::ReadOfAttempt(const std::string& key, const std::string& value) {
     launch.set_resume_tag(decision.tag());
     launch.set_resume_sequence(decision.sequence());
     launch.set_resume_agreed(decision.agreed());
+    launch.set_resume_failed(decision.failed());
   } else if (absl::StartsWith(key, keys_.Blocks())) {
     ReadBlock(attempt, key, value);
   } else if (absl::StartsWith(key, keys_.AttemptRanks(attempt))) {
@@ -172,8 +181,10 @@ std::vector<RequestOp> RunState::Changes(const storage::v1::RunRecord& decided) 
     const auto before =
         std::find_if(record_.launches().begin(), record_.launches().end(),
                      [&](const Launch& known) { return known.attempt() == launch.attempt(); });
-    if (before == record_.launches().end()) changes.push_back(PutHead(keys_, launch));
-    AddChanges(before == record_.launches().end() ? Launch() : *before, launch, &changes);
+    const Launch known = before == record_.launches().end() ? Launch() : *before;
+    if (before == record_.launches().end() || known.takeover() != launch.takeover())
+      changes.push_back(PutHead(keys_, launch));
+    AddChanges(known, launch, &changes);
   }
   if (const int64_t active = ActiveOf(decided); active != active_) {
     ledger::v1::ActiveAttempt message;
@@ -184,6 +195,11 @@ std::vector<RequestOp> RunState::Changes(const storage::v1::RunRecord& decided) 
     ledger::v1::LastSequence message;
     message.set_sequence(decided.last_sequence());
     changes.push_back(Put(keys_.Sequence(), message.SerializeAsString()));
+  }
+  if (decided.retained_through() != record_.retained_through()) {
+    ledger::v1::Retained message;
+    message.set_through(decided.retained_through());
+    changes.push_back(Put(keys_.Retained(), message.SerializeAsString()));
   }
   return changes;
 }

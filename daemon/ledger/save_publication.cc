@@ -157,11 +157,23 @@ void SavePublication::Publish(const SharedSave& save, const CompareAndSwap::Held
          });
 }
 
-void SavePublication::Committed(const SharedSave& save, const CompareAndSwap::Held& office,
+void SavePublication::Committed(const SharedSave& save, const CompareAndSwap::Held& office, int64_t moved_in,
                                 Answer<SharedSave> answer) {
-  EndPublishing(
-      save, office, "committing a save", PublishedNow(),
-      [](SaveState* state) { state->set_phase(SaveState::COMMITTED); }, std::move(answer));
+  std::vector<CompareAndSwap::Range> ranges = {{keys_.Publishing()}};
+  if (moved_in != 0) ranges.push_back({keys_.Sequence()});
+  const auto decide = [keys = keys_, moved_in](const CompareAndSwap::Found& found, SaveState* state) {
+    if (state->phase() != SaveState::PUBLISHING) return Operations();
+    state->set_phase(SaveState::COMMITTED);
+    Operations operations = {Put(keys.Publishing(), PublishedNow().SerializeAsString())};
+    if (moved_in == 0) return operations;
+    state->set_moved_in(moved_in);
+    auto last = FirstOf<ledger::v1::LastSequence>(found[1]);
+    if (last.sequence() >= moved_in) return operations;
+    last.set_sequence(moved_in);
+    operations.push_back(Put(keys.Sequence(), last.SerializeAsString()));
+    return operations;
+  };
+  Change(save, std::move(ranges), office, "committing a save", decide, std::move(answer));
 }
 
 void SavePublication::NotPublished(const SharedSave& save, const CompareAndSwap::Held& office,

@@ -65,8 +65,10 @@ class SavePublication {
   // them.
   void Publish(const SharedSave& save, const CompareAndSwap::Held& office, int64_t time_us,
                const Replaces& replaces, Answer<Publishing> answer);
-  // The checkpoint has its name, durably: PUBLISHING becomes COMMITTED.
-  void Committed(const SharedSave& save, const CompareAndSwap::Held& office, Answer<SharedSave> answer);
+  // The checkpoint has its name, durably: PUBLISHING becomes COMMITTED. `moved_in`: as
+  // SaveState::moved_in.
+  void Committed(const SharedSave& save, const CompareAndSwap::Held& office, int64_t moved_in,
+                 Answer<SharedSave> answer);
   // Something foreign has the checkpoint's place, and its files are in the trash, durably: PUBLISHING becomes
   // ENDED.
   void NotPublished(const SharedSave& save, const CompareAndSwap::Held& office,

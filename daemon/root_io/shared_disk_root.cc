@@ -9,6 +9,7 @@
 #include "storage/base/status_macros.h"
 #include "storage/commit/commit_rules.h"
 #include "storage/commit/look_again.h"
+#include "storage/commit/scan.h"
 
 namespace ckptd {
 namespace {
@@ -72,6 +73,9 @@ absl::StatusOr<RootSnapshot> SharedDiskRoot::Scan() {
   CKPTD_ASSIGN_OR_RETURN(SharedRootScan scan, store->Scan());
   for (auto& [sequence, checkpoint] : scan.checkpoints) Mark(checkpoint);
   committed = scan.checkpoints;
+  known_tags.clear();
+  for (const auto& [sequence, checkpoint] : committed) known_tags.insert(checkpoint.summary.tag());
+  for (const auto& each : scan.damaged) known_tags.insert(each.tag);
   scanned_in_term = coordinates;
   RootSnapshot snapshot;
   snapshot.probe = probe_;
@@ -118,6 +122,7 @@ absl::StatusOr<SharedFilesIo::Loaded> SharedDiskRoot::Load(const std::string& ta
   Mark(loaded.checkpoint);
   std::erase_if(committed, [&tag](const auto& other) { return other.second.summary.tag() == tag; });
   committed[sequence] = loaded.checkpoint;
+  known_tags.insert(tag);
   CKPTD_ASSIGN_OR_RETURN(loaded.pointers, UpdatePointers(committed));
   return loaded;
 }
@@ -134,7 +139,8 @@ absl::StatusOr<PointerFiles> SharedDiskRoot::SetDamage(int64_t sequence,
 }
 
 void SharedDiskRoot::Forget(int64_t sequence) {
-  committed.erase(sequence);
+  if (const auto gone = committed.extract(sequence); !gone.empty())
+    known_tags.erase(gone.mapped().summary.tag());
   const auto marked = damage.find(sequence);
   if (marked == damage.end() || !marked->second) return;
   marked->second.reset();
@@ -231,7 +237,14 @@ absl::StatusOr<SharedRootIo::Published> SharedDiskRoot::Publish(
   CKPTD_RETURN_IF_ERROR(CheckOpen());
   const absl::StatusOr<int64_t> published =
       store->Publish(publication.save, FactsOf(publication), publication.digests);
-  if (published.ok()) return SharedRootIo::Published{*published, absl::OkStatus()};
+  if (published.ok() && *published != 0) return SharedRootIo::Published{*published, absl::OkStatus()};
+  if (published.ok()) {
+    known_tags.insert(publication.save.tag);
+    const NewCheckpoints found = FindNewCheckpoints(*fs, dir.get(), known_tags);
+    // One that cannot be read: all nodes look at it.
+    const int64_t moved_in = found.any ? std::max<int64_t>(found.highest_sequence, 1) : 0;
+    return SharedRootIo::Published{0, absl::OkStatus(), moved_in};
+  }
   if (IsRefusal(published.status())) return SharedRootIo::Published{0, published.status()};
   if (!IsForGood(published.status())) return published.status();
   // It is out of the way before anybody hears that it is given up: nobody can publish it after that.

@@ -35,7 +35,8 @@ struct SharedDiskRoot : OpenedRoot {
   // What the nodes know of damage, by sequence; unset: the checkpoint was repaired, or has been removed. The
   // coordinator also writes it into the record of the run, for a run that comes to another etcd.
   std::map<int64_t, std::optional<storage::v1::Damage>> damage;
-  bool coordinates = false;  // A term has begun.
+  std::set<std::string> known_tags;  // That the last look has shown, or that were published since.
+  bool coordinates = false;          // A term has begun.
   bool scanned_in_term = false;
   PointerFiles known_pointers = {.known = false};  // As of the last look in this term.
 

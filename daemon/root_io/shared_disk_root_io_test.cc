@@ -417,6 +417,26 @@ TEST_F(SharedDiskRootIoTest, SaveThatWasPublishedAndReplacedReplacesNothing) {
   EXPECT_THAT(Rescan(node(1))->committed, ElementsAre(::testing::Key(2)));
 }
 
+TEST_F(SharedDiskRootIoTest, PublicationFindsACheckpointThatWasMovedIn) {
+  OpenAll();
+  ASSERT_TRUE(BeginTerm(node(0), 1).ok());
+  Save(node(0), "step_1", 1);
+  Save(node(0), "moved", 100);
+  const std::string elsewhere = dir_.path() + ".elsewhere";
+  std::filesystem::rename(dir_.path() + "/moved", elsewhere);
+  ASSERT_TRUE(Rescan(node(0)).ok());
+  std::filesystem::create_directory(dir_.path() + "/foreign");
+  const auto publish = [this](const std::string& tag, int64_t sequence) {
+    const SharedInflight save = MakeInflight(node(0), tag, sequence);
+    return Publish(node(0), save, WriteAll(save));
+  };
+  EXPECT_EQ(publish("step_2", 2)->moved_in, 0) << "what others have made is no checkpoint";
+  std::filesystem::rename(elsewhere, dir_.path() + "/moved");
+  EXPECT_EQ(publish("step_3", 3)->moved_in, 100);
+  ASSERT_TRUE(Rescan(node(0)).ok());
+  EXPECT_EQ(publish("step_101", 101)->moved_in, 0) << "it is known";
+}
+
 TEST_F(SharedDiskRootIoTest, SweepRemovesWhatHasEndedAndNothingElse) {
   OpenAll();
   ASSERT_TRUE(BeginTerm(node(0), 1).ok());

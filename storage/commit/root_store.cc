@@ -101,7 +101,6 @@ class RootStore::Impl {
   absl::Status CheckWritable() const;
   // Not OK for a save whose in-flight directory was removed with the <root>/.ckptd that was there then.
   absl::Status CheckNotLost(const Inflight& inflight) const;
-  void FindNewCheckpoints(PublishResult* result) const;
   void SawSequence(int64_t sequence) { highest_sequence_ = std::max(highest_sequence_, sequence); }
 
   // Constant after Start.
@@ -161,21 +160,6 @@ absl::Status RootStore::Impl::TakeOver(const Impl& before) {
   SawSequence(before.highest_sequence_);
   committed_ = before.committed_;
   return absl::OkStatus();
-}
-
-// Best effort: the next scan finds them, too. An empty directory, as frameworks make it before they save, is
-// no checkpoint.
-void RootStore::Impl::FindNewCheckpoints(PublishResult* result) const {
-  const absl::StatusOr<std::vector<DirEntry>> entries = fs_.List(layout_.root);
-  if (!entries.ok()) return;
-  for (const DirEntry& entry : *entries) {
-    if (entry.type != FileType::kDirectory || names_.contains(entry.name)) continue;
-    const absl::StatusOr<ManifestSummary> summary = ReadSummary(fs_, layout_.root, entry.name);
-    if (IsMissing(summary.status())) continue;
-    result->root_has_new_checkpoints = true;
-    if (summary.ok())
-      result->highest_new_sequence = std::max(result->highest_new_sequence, summary->sequence());
-  }
 }
 
 absl::Status RootStore::Impl::Start() {
@@ -335,7 +319,10 @@ PublishResult RootStore::Impl::Publish(const Inflight& inflight, const ManifestS
       committed_[inflight.sequence].summary = std::move(published.summary);
       published.result.pointers = pointers_ = pointer_writer_.Update(committed_);
       names_.insert(inflight.tag);
-      FindNewCheckpoints(&published.result);
+      if (const NewCheckpoints moved_in = FindNewCheckpoints(fs_, layout_.root, names_); moved_in.any) {
+        published.result.root_has_new_checkpoints = true;
+        published.result.highest_new_sequence = moved_in.highest_sequence;
+      }
       break;
   }
   return published.result;

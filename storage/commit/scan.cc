@@ -119,6 +119,20 @@ absl::StatusOr<RootScan> ScanRoot(
   return scan;
 }
 
+NewCheckpoints FindNewCheckpoints(FileSystem& fs, Handle root, const std::set<std::string>& known) {
+  NewCheckpoints found;
+  const absl::StatusOr<std::vector<DirEntry>> entries = fs.List(root);
+  if (!entries.ok()) return found;
+  for (const DirEntry& entry : *entries) {
+    if (entry.type != FileType::kDirectory || known.contains(entry.name)) continue;
+    const absl::StatusOr<ManifestSummary> summary = ReadSummary(fs, root, entry.name);
+    if (IsMissing(summary.status())) continue;
+    found.any = true;
+    if (summary.ok()) found.highest_sequence = std::max(found.highest_sequence, summary->sequence());
+  }
+  return found;
+}
+
 absl::StatusOr<Target> InspectTarget(FileSystem& fs, Handle root, const std::string& tag) {
   const absl::StatusOr<FileStat> stat = fs.Stat(root, tag);
   if (IsMissing(stat.status())) return Target{TargetKind::kNothing, {}, ""};

@@ -50,6 +50,15 @@ absl::StatusOr<RootScan> ScanRoot(
     FileSystem& fs, Handle root,
     const std::function<bool(const std::string& tag, int64_t sequence)>& is_known = nullptr);
 
+// The checkpoints among the directories of the root whose names are not among `known`. Best effort: what
+// cannot be read now is found by the next scan. An empty directory, as frameworks make it before they save,
+// is no checkpoint.
+struct NewCheckpoints {
+  bool any = false;
+  int64_t highest_sequence = 0;  // 0: none can be read.
+};
+NewCheckpoints FindNewCheckpoints(FileSystem& fs, Handle root, const std::set<std::string>& known);
+
 // What exists at a tag's name.
 enum class TargetKind {
   kNothing,

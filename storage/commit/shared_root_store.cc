@@ -29,6 +29,17 @@ absl::Status NoCheckpoint(const std::string& tag, int64_t sequence) {
                    {{"tag", tag}, {"sequence", absl::StrCat(sequence)}});
 }
 
+absl::Status Lost(const SharedInflight& save) {
+  return MakeError(absl::StatusCode::kAborted, reason::kRootChanged,
+                   absl::StrCat("the directory .ckptd of the root was removed, and with it the files of ",
+                                save.tag, "; save again"),
+                   {{"tag", save.tag}});
+}
+
+std::string SharedPath() {
+  return absl::StrCat(std::string(kOurDirectory), "/", std::string(kSharedDirectory));
+}
+
 }  // namespace
 
 SharedRootStore::SharedRootStore(SharedLayout layout, Clock* clock, SharedRootStoreOptions options)
@@ -45,14 +56,45 @@ absl::StatusOr<std::unique_ptr<SharedRootStore>> SharedRootStore::Open(FileSyste
   CKPTD_RETURN_IF_ERROR(CheckNotOfOneNode(*fs, root));
   CKPTD_ASSIGN_OR_RETURN(SharedLayout layout, OpenSharedLayout(fs, root));
   std::unique_ptr<SharedRootStore> store(new SharedRootStore(std::move(layout), clock, std::move(options)));
-  CKPTD_RETURN_IF_ERROR(store->Probe());
+  CKPTD_RETURN_IF_ERROR(store->Start());
   return store;
+}
+
+absl::Status SharedRootStore::Start() {
+  CKPTD_ASSIGN_OR_RETURN(shared_stat_, fs_.Stat(layout_.root, SharedPath()));
+  return Probe();
+}
+
+absl::Status SharedRootStore::EnsureDirectory() {
+  const absl::StatusOr<FileStat> now = fs_.Stat(layout_.root, SharedPath());
+  if (!now.ok() && !IsMissing(now.status())) return absl::OkStatus();
+  if (now.ok() && now->device == shared_stat_.device && now->inode == shared_stat_.inode)
+    return absl::OkStatus();
+  absl::StatusOr<SharedLayout> layout = OpenSharedLayout(layout_.fs, layout_.root);
+  if (IsMissing(layout.status())) {
+    return MakeError(
+        absl::StatusCode::kFailedPrecondition, reason::kRootChanged,
+        "the root's directory was removed, with all its checkpoints; make it again, and start the "
+        "job anew");
+  }
+  if (!layout.ok()) return Annotate(layout.status(), "the directory .ckptd of the root was removed");
+  if (!run_id_.empty()) CKPTD_RETURN_IF_ERROR(RestoreSharedRunId(*layout, run_id_));
+  Term term;
+  if (term_.number > 0) {
+    CKPTD_ASSIGN_OR_RETURN(term, OpenTerm(*layout, term_.number));
+  }
+  CKPTD_ASSIGN_OR_RETURN(shared_stat_, fs_.Stat(layout_.root, SharedPath()));
+  layout_ = *std::move(layout);
+  term_ = std::move(term);
+  lost_.merge(made_);
+  // Best effort: it is a copy of what the ledger knows.
+  if (term_.number > 0) records_.Store(record_, term_.number).IgnoreError();
+  return absl::OkStatus();
 }
 
 absl::Status SharedRootStore::Probe() {
   const std::string name = absl::StrCat(std::string(kScratchDirectory), ".", options_.node);
-  const std::string path =
-      absl::StrCat(std::string(kOurDirectory), "/", std::string(kSharedDirectory), "/", name);
+  const std::string path = absl::StrCat(SharedPath(), "/", name);
   CKPTD_ASSIGN_OR_RETURN(
       probe_, ProbeInScratch(fs_, layout_.shared.get(), name, path, options_.io_backend, options_.queues));
   return absl::OkStatus();
@@ -63,9 +105,14 @@ absl::StatusOr<int64_t> SharedRootStore::FreeBytes() {
   return space.free_bytes;
 }
 
-absl::StatusOr<std::string> SharedRootStore::RunId() { return SharedRunId(layout_); }
+absl::StatusOr<std::string> SharedRootStore::RunId() {
+  CKPTD_RETURN_IF_ERROR(EnsureDirectory());
+  CKPTD_ASSIGN_OR_RETURN(run_id_, SharedRunId(layout_));
+  return run_id_;
+}
 
 absl::StatusOr<SharedRunRecord> SharedRootStore::LoadRecord(RecordVersion at_least) {
+  CKPTD_RETURN_IF_ERROR(EnsureDirectory());
   CKPTD_ASSIGN_OR_RETURN(record_, records_.Load(at_least));
   return record_;
 }
@@ -89,6 +136,7 @@ absl::StatusOr<CommittedCheckpoint> SharedRootStore::FindCheckpoint(const std::s
 
 absl::Status SharedRootStore::CheckTarget(const std::string& tag, const std::vector<std::string>& pointers) {
   CKPTD_RETURN_IF_ERROR(CheckTag(tag));
+  CKPTD_RETURN_IF_ERROR(EnsureDirectory());
   CKPTD_ASSIGN_OR_RETURN(const int64_t half_removed, SequenceBeingRemoved(layout_, tag));
   CKPTD_ASSIGN_OR_RETURN(const Target target, InspectTarget(fs_, layout_.root, tag));
   if (half_removed == 0)
@@ -97,6 +145,8 @@ absl::Status SharedRootStore::CheckTarget(const std::string& tag, const std::vec
 }
 
 absl::StatusOr<NodePart> SharedRootStore::BeginPart(const SharedInflight& save, EarlierDaemon earlier) {
+  CKPTD_RETURN_IF_ERROR(EnsureDirectory());
+  if (lost_.contains(save.name)) return Lost(save);
   return BeginNodePart(layout_, save, options_.node, earlier);
 }
 
@@ -126,10 +176,16 @@ absl::StatusOr<SharedRootStore::OpenedCheckpoint> SharedRootStore::OpenCheckpoin
   return OpenedCheckpoint{*std::move(dir), *std::move(manifest)};
 }
 
+absl::StatusOr<SharedRootStore::Term> SharedRootStore::OpenTerm(const SharedLayout& layout, int64_t term) {
+  CKPTD_ASSIGN_OR_RETURN(ScopedHandle dir, ckptd::BeginTerm(layout, term));
+  Term begun{term, std::move(dir), nullptr};
+  begun.pointers = std::make_unique<PointerWriter>(&fs_, layout.root, begun.dir.get());
+  return begun;
+}
+
 absl::Status SharedRootStore::BeginTerm(int64_t term) {
-  CKPTD_ASSIGN_OR_RETURN(ScopedHandle dir, ckptd::BeginTerm(layout_, term));
-  term_ = {term, std::move(dir), nullptr};
-  term_.pointers = std::make_unique<PointerWriter>(&fs_, layout_.root, term_.dir.get());
+  CKPTD_RETURN_IF_ERROR(EnsureDirectory());
+  CKPTD_ASSIGN_OR_RETURN(term_, OpenTerm(layout_, term));
   return absl::OkStatus();
 }
 
@@ -139,11 +195,16 @@ absl::Status SharedRootStore::CheckTermBegun() const {
 }
 
 absl::StatusOr<SharedInflight> SharedRootStore::MakeInflight(const std::string& tag, int64_t sequence) {
-  return MakeSharedInflight(layout_, tag, sequence);
+  CKPTD_RETURN_IF_ERROR(EnsureDirectory());
+  absl::StatusOr<SharedInflight> made = MakeSharedInflight(layout_, tag, sequence);
+  if (made.ok()) made_.insert(made->name);
+  return made;
 }
 
 absl::StatusOr<SharedPlace> SharedRootStore::Find(const SharedInflight& save) {
-  return FindShared(layout_, save);
+  CKPTD_RETURN_IF_ERROR(EnsureDirectory());
+  CKPTD_ASSIGN_OR_RETURN(const SharedPlace place, FindShared(layout_, save));
+  return place == SharedPlace::kNowhere && lost_.contains(save.name) ? SharedPlace::kLost : place;
 }
 
 absl::StatusOr<int64_t> SharedRootStore::SequenceAt(const std::string& tag) {
@@ -163,7 +224,7 @@ absl::StatusOr<Manifest> SharedRootStore::MakeManifest(const SharedInflight& sav
 absl::StatusOr<int64_t> SharedRootStore::Publish(const SharedInflight& save, const LedgerFacts& facts,
                                                  const std::map<std::string, std::string>& digests) {
   CKPTD_RETURN_IF_ERROR(CheckTermBegun());
-  CKPTD_ASSIGN_OR_RETURN(const SharedPlace place, FindShared(layout_, save));
+  CKPTD_ASSIGN_OR_RETURN(const SharedPlace place, Find(save));
   if (place == SharedPlace::kPublished) return 0;
   CKPTD_ASSIGN_OR_RETURN(const Manifest manifest, MakeManifest(save, facts, digests));
   const absl::StatusOr<int64_t> published = PublishShared(layout_, save, manifest, term_.number, Pinned());
@@ -185,7 +246,7 @@ absl::StatusOr<SharedRootStore::Replaced> SharedRootStore::FindReplaced(
   if (sequence == 0) return Replaced();
   // A ledger that was restored from a backup may not know that the save was published, or given up: it
   // replaces nothing, least of all itself.
-  CKPTD_ASSIGN_OR_RETURN(const SharedPlace place, FindShared(layout_, save));
+  CKPTD_ASSIGN_OR_RETURN(const SharedPlace place, Find(save));
   if (place != SharedPlace::kInFlight && place != SharedPlace::kNowhere) return Replaced();
   CKPTD_ASSIGN_OR_RETURN(const Manifest manifest, MakeManifest(save, facts, digests));
   CKPTD_ASSIGN_OR_RETURN(const Target target, InspectTarget(fs_, layout_.root, save.tag));
@@ -200,7 +261,11 @@ absl::StatusOr<SharedRootStore::Replaced> SharedRootStore::FindReplaced(
   return replaced;
 }
 
-absl::Status SharedRootStore::Discard(const std::string& name) { return DiscardShared(layout_, name); }
+absl::Status SharedRootStore::Discard(const std::string& name) {
+  CKPTD_RETURN_IF_ERROR(EnsureDirectory());
+  made_.erase(name);
+  return DiscardShared(layout_, name);
+}
 
 absl::StatusOr<bool> SharedRootStore::RemoveFromTrash(const std::string& name, RemovalBudget& budget) {
   return RemoveFromSharedTrash(layout_, name, budget);
@@ -218,6 +283,7 @@ absl::StatusOr<bool> SharedRootStore::Remove(const std::string& tag, int64_t seq
 
 absl::StatusOr<RecordVersion> SharedRootStore::StoreRecord(SharedRunRecord record) {
   CKPTD_RETURN_IF_ERROR(CheckTermBegun());
+  CKPTD_RETURN_IF_ERROR(EnsureDirectory());
   CKPTD_ASSIGN_OR_RETURN(const RecordVersion version, records_.Store(record, term_.number));
   record_ = std::move(record);
   return version;
@@ -226,6 +292,7 @@ absl::StatusOr<RecordVersion> SharedRootStore::StoreRecord(SharedRunRecord recor
 absl::StatusOr<PointerFiles> SharedRootStore::UpdatePointers(
     const std::map<int64_t, CommittedCheckpoint>& committed) {
   CKPTD_RETURN_IF_ERROR(CheckTermBegun());
+  CKPTD_RETURN_IF_ERROR(EnsureDirectory());
   term_.pointers->Forget();  // Another coordinator may have written them.
   return term_.pointers->Update(committed);
 }
@@ -233,6 +300,7 @@ absl::StatusOr<PointerFiles> SharedRootStore::UpdatePointers(
 absl::StatusOr<PointerFiles> SharedRootStore::ReleasePointers(
     const std::map<int64_t, CommittedCheckpoint>& committed, int64_t sequence) {
   CKPTD_RETURN_IF_ERROR(CheckTermBegun());
+  CKPTD_RETURN_IF_ERROR(EnsureDirectory());
   term_.pointers->Forget();
   return term_.pointers->Release(committed, sequence);
 }

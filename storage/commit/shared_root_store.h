@@ -12,6 +12,10 @@
 //   <root>/.ckptd/shared/term.<term>/          where that coordinator makes pointer files
 //   <root>/.ckptd/shared/scratch.<node>/       only during the node's probe of the file system
 //
+// If somebody removes <root>/.ckptd, the next call of any node makes it again, with the id of the run; the
+// coordinator's, also with its term and its record. What was in flight is lost (SharedPlace::kLost,
+// ROOT_CHANGED).
+//
 // It takes no lock and recovers nothing: the ledger says who may do what, and the coordinator goes on with
 // what another one has left. So opening it changes nothing of a run. A daemon may be paused before any call,
 // for any time, and make it then: no call harms what others have done meanwhile. Its answer may be out of
@@ -148,12 +152,21 @@ class SharedRootStore {
     std::unique_ptr<PointerWriter> pointers;
   };
 
+  absl::Status Start();
+  // Makes <root>/.ckptd/shared again if it is not the directory any more that was opened. OK also if that
+  // cannot be found out: then the call itself says what is wrong.
+  absl::Status EnsureDirectory();
   SharedRootStore(SharedLayout layout, Clock* clock, SharedRootStoreOptions options);
   absl::Status Probe();
+  absl::StatusOr<Term> OpenTerm(const SharedLayout& layout, int64_t term);
   absl::Status CheckTermBegun() const;
   std::set<int64_t> Pinned() const;
 
-  const SharedLayout layout_;
+  SharedLayout layout_;
+  FileStat shared_stat_{};      // Of <root>/.ckptd/shared.
+  std::string run_id_;          // Empty: not asked for yet.
+  std::set<std::string> made_;  // The names in flight that this store has made,
+  std::set<std::string> lost_;  // and those that were removed with <root>/.ckptd.
   FileSystem& fs_;
   const SharedRootStoreOptions options_;
   ProbeResult probe_;

@@ -171,6 +171,42 @@ TEST_F(SharedRootStoreTest, FileThatIsNotSeenYetIsLookedForAgain) {
   EXPECT_EQ(coordinator->Publish(*save, FactsOf(*save), digests_).value(), 0);
 }
 
+TEST_F(SharedRootStoreTest, RemovedDirectoryIsMadeAgainByAnyNodeAndOnlyWhatIsInFlightIsLost) {
+  const Store coordinator = Open("a"), member = Open("b");
+  ASSERT_TRUE(coordinator->BeginTerm(1).ok());
+  const std::string run = coordinator->RunId().value_or("none");
+  EXPECT_EQ(member->RunId().value_or(""), run);
+  Save(*coordinator, "step_1", 1, {{"latest", "step_1"}});
+  const auto in_flight = coordinator->MakeInflight("step_2", 2);
+  ASSERT_TRUE(in_flight.ok());
+  for (const bool member_first : {true, false}) {
+    ASSERT_TRUE(RemoveTree(disk_, disk_.root(), ".ckptd").ok());
+    if (member_first) {
+      EXPECT_TRUE(member->CheckTarget("step_3").ok());
+    }
+    EXPECT_EQ(ReasonOf(coordinator->BeginPart(*in_flight, EarlierDaemon::kNone).status()), "ROOT_CHANGED");
+    EXPECT_EQ(coordinator->Find(*in_flight).value(), SharedPlace::kLost);
+    EXPECT_EQ(coordinator->RunId().value_or(""), run);
+    EXPECT_EQ(member->RunId().value_or(""), run);
+    EXPECT_TRUE(coordinator->Scan()->checkpoints.contains(1));
+  }
+  const SharedInflight later = Save(*coordinator, "step_3", 3, {{"latest", "step_3"}});
+  EXPECT_EQ(member->Find(later).value(), SharedPlace::kPublished);
+  const auto pointers = coordinator->UpdatePointers(member->Scan()->checkpoints);
+  EXPECT_TRUE(pointers.ok()) << pointers.status();
+  EXPECT_EQ(ReadSmallFile(disk_, disk_.root(), "latest", 100).value_or(""), "step_3");
+}
+
+TEST_F(SharedRootStoreTest, RootOfAnotherRunIsNotTakenForTheOneThatWasRemoved) {
+  const Store first = Open("a");
+  ASSERT_TRUE(first->RunId().ok());
+  ASSERT_TRUE(RemoveTree(disk_, disk_.root(), ".ckptd").ok());
+  const Store second = Open("b");  // It has not known the run.
+  ASSERT_TRUE(second->RunId().ok());
+  const absl::Status refused = first->CheckTarget("step_1");
+  EXPECT_EQ(ReasonOf(refused), "ROOT_CHANGED") << refused;
+}
+
 TEST_F(SharedRootStoreTest, SaveThatEndedIsDiscardedAndRemoved) {
   const Store coordinator = Open("a");
   const auto save = coordinator->MakeInflight("step_1", 5);

@@ -16,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "storage/base/errors.h"
+#include "storage/base/reasons.h"
 #include "storage/base/status_macros.h"
 #include "storage/commit/checkpoint_dir.h"
 #include "storage/commit/look_again.h"
@@ -60,11 +61,11 @@ absl::StatusOr<std::string> Read(const SharedLayout& layout) {
 }
 
 // OK also if another daemon's is there.
-absl::Status Make(const SharedLayout& layout) {
+absl::Status Make(const SharedLayout& layout, const std::string& id) {
   FileSystem& fs = *layout.fs;
   const Handle shared = layout.shared.get();
-  const std::string id = RandomId();
-  const std::string made = absl::StrCat(std::string(kRunDirectory), ".", id);
+  // Two daemons may make the same id again.
+  const std::string made = absl::StrCat(std::string(kRunDirectory), ".", RandomId());
   CKPTD_RETURN_IF_ERROR(fs.MakeDir(shared, made));
   CKPTD_RETURN_IF_ERROR(fs.MakeDir(shared, absl::StrCat(made, "/", id)));
   {
@@ -76,6 +77,13 @@ absl::Status Make(const SharedLayout& layout) {
   RemoveTree(fs, shared, made).IgnoreError();  // Best effort: nothing looks for it.
   const int error = ErrnoOf(renamed);
   return error == ENOTEMPTY || error == EEXIST ? absl::OkStatus() : renamed;
+}
+
+absl::StatusOr<std::string> MakeAndRead(const SharedLayout& layout, const std::string& id) {
+  CKPTD_RETURN_IF_ERROR(Annotate(Make(layout, id), "making the id of the run"));
+  absl::StatusOr<std::string> made = Read(layout);
+  if (!MayBeAnothersChange(made.status())) return made;
+  return LookAgain("the id of the run", made.status());
 }
 
 }  // namespace
@@ -105,10 +113,19 @@ absl::StatusOr<RenewedRunId> RenewSharedRunId(FileSystem* fs, Handle root) {
 absl::StatusOr<std::string> SharedRunId(const SharedLayout& layout) {
   absl::StatusOr<std::string> id = Read(layout);
   if (!MayBeAnothersChange(id.status())) return id;
-  CKPTD_RETURN_IF_ERROR(Annotate(Make(layout), "making the id of the run"));
-  id = Read(layout);
-  if (!MayBeAnothersChange(id.status())) return id;
-  return LookAgain("the id of the run", id.status());
+  return MakeAndRead(layout, RandomId());
+}
+
+absl::Status RestoreSharedRunId(const SharedLayout& layout, const std::string& id) {
+  absl::StatusOr<std::string> found = Read(layout);
+  if (MayBeAnothersChange(found.status())) found = MakeAndRead(layout, id);
+  if (!found.ok()) return found.status();
+  if (*found == id) return absl::OkStatus();
+  return MakeError(
+      absl::StatusCode::kFailedPrecondition, reason::kRootChanged,
+      absl::StrCat("the directory ", std::string(kOurDirectory),
+                   " of the root was removed, and the root is that of another run now: its id is ", *found,
+                   ", and was ", id, "; end the jobs that use this root, and start them anew"));
 }
 
 }  // namespace ckptd

@@ -16,6 +16,10 @@ namespace ckptd {
 // ROOT_UNREADABLE, if something else has its place.
 absl::StatusOr<std::string> SharedRunId(const SharedLayout& layout);
 
+// Writes this id again, after somebody has removed <root>/.ckptd; several daemons may do that at once.
+// FAILED_PRECONDITION, reason ROOT_CHANGED, if another id is there by now.
+absl::Status RestoreSharedRunId(const SharedLayout& layout, const std::string& id);
+
 // Gives the root of a copy another id, so that it is the root of a run of its own. No daemon may have it
 // open. FAILED_PRECONDITION, reason ROOT_UNREADABLE, if it is not the root of a run of several nodes.
 struct RenewedRunId {

@@ -45,7 +45,25 @@ class Node {
   virtual void DecidedResume(int64_t attempt, Answer<absl::StatusOr<std::optional<Choice>>> answer) = 0;
   virtual void RejectResume(int64_t attempt, int64_t sequence, Answer<absl::Status> answer) = 0;
   virtual void AgreeResume(int64_t attempt, int64_t sequence, Answer<absl::Status> answer) = 0;
+  virtual void ResumeFailed(int64_t attempt, int64_t sequence, Answer<absl::Status> answer) = 0;
+  // Answers with what retention leaves alone now.
+  virtual void Committed(int64_t attempt, Answer<absl::StatusOr<int64_t>> answer) = 0;
 };
+
+void ResumeFailed(LocalLedger& ledger, int64_t attempt, int64_t sequence, Answer<absl::Status> answer) {
+  ledger.ResumeFailed(attempt, sequence);
+  answer(absl::OkStatus());
+}
+void ResumeFailed(EtcdLedger& ledger, int64_t attempt, int64_t sequence, Answer<absl::Status> answer) {
+  ledger.ResumeFailed(attempt, sequence, std::move(answer));
+}
+void Committed(LocalLedger& ledger, int64_t attempt, Answer<absl::StatusOr<int64_t>> answer) {
+  ledger.Committed(attempt);
+  answer(ledger.record().retained_through());
+}
+void Committed(EtcdLedger& ledger, int64_t attempt, Answer<absl::StatusOr<int64_t>> answer) {
+  ledger.Committed({attempt}, std::move(answer));
+}
 
 template <typename AnyLedger>
 class NodeOf : public Node {
@@ -75,6 +93,12 @@ class NodeOf : public Node {
   }
   void AgreeResume(int64_t attempt, int64_t sequence, Answer<absl::Status> answer) override {
     ledger_->AgreeResume(attempt, sequence, std::move(answer));
+  }
+  void ResumeFailed(int64_t attempt, int64_t sequence, Answer<absl::Status> answer) override {
+    ckptd::ResumeFailed(*ledger_, attempt, sequence, std::move(answer));
+  }
+  void Committed(int64_t attempt, Answer<absl::StatusOr<int64_t>> answer) override {
+    ckptd::Committed(*ledger_, attempt, std::move(answer));
   }
 
  private:
@@ -251,6 +275,18 @@ class LedgerContract : public ::testing::TestWithParam<Kind> {
   std::string Agree(int64_t attempt, int64_t sequence, int rank = 0) {
     return ReasonOf(Await<absl::Status>(
         [&](auto answer) { NodeOfRank(rank).AgreeResume(attempt, sequence, std::move(answer)); }));
+  }
+
+  void ResumeFailed(int64_t attempt, int64_t sequence, int rank = 0) {
+    const absl::Status written = Await<absl::Status>(
+        [&](auto answer) { NodeOfRank(rank).ResumeFailed(attempt, sequence, std::move(answer)); });
+    EXPECT_TRUE(written.ok()) << written;
+  }
+  // What retention leaves alone then; -1: an error.
+  int64_t Committed(int64_t attempt, int rank = 0) {
+    return Await<absl::StatusOr<int64_t>>(
+               [&](auto answer) { NodeOfRank(rank).Committed(attempt, std::move(answer)); })
+        .value_or(-1);
   }
 
   const std::unique_ptr<World> world_ = MakeWorld(GetParam());
@@ -609,6 +645,39 @@ TEST_P(LedgerContract, AgreementHoldsForTheDecisionThatStands) {
   EXPECT_EQ(Agree(1, 2), "NO_CHECKPOINT");
   ASSERT_EQ(Decide(1, "one", 1), "one");
   EXPECT_EQ(Decided(1, 1), "one");
+}
+
+TEST_P(LedgerContract, LaunchThatCouldNotResumeSetsTheCheckpointsBeforeItAside) {
+  ASSERT_EQ(*Join(0, "x", "a"), 1);
+  ASSERT_TRUE(Activate(1).ok());
+  ASSERT_EQ(Decide(1, "two", 2), "two");
+  EXPECT_EQ(Committed(1), 0) << "nothing has failed";
+  ResumeFailed(1, 1, 1);
+  EXPECT_EQ(Committed(1), 0) << "another checkpoint has failed";
+  ResumeFailed(1, 2, 1);
+  EXPECT_EQ(Committed(1, 0), 2);
+  EXPECT_EQ(Committed(1, 1), 2) << "on all nodes";
+
+  ASSERT_EQ(*Join(0, "y", "c"), 2);
+  ASSERT_TRUE(Activate(2).ok());
+  EXPECT_EQ(Committed(2), 2) << "it stays";
+  Ledger::JoinSpec takeover = Spec(0, "z", "e");
+  takeover.takeover = true;
+  ASSERT_EQ(*Join(takeover), 3);
+  ASSERT_TRUE(Activate(3).ok());
+  EXPECT_EQ(Committed(2, 1), 0) << "it counts them";
+  ASSERT_EQ(Decide(3, "five", 5), "five");
+  ResumeFailed(3, 5);
+  EXPECT_EQ(Committed(3), 0) << "whatever it could not load";
+}
+
+TEST_P(LedgerContract, LaunchThatResumesInTheEndSetsNothingAside) {
+  ASSERT_EQ(*Join(0, "x", "a"), 1);
+  ASSERT_TRUE(Activate(1).ok());
+  ASSERT_EQ(Decide(1, "two", 2), "two");
+  ResumeFailed(1, 2);
+  EXPECT_EQ(Agree(1, 2, 1), "");
+  EXPECT_EQ(Committed(1), 0);
 }
 
 }  // namespace

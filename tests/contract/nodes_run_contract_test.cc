@@ -1343,6 +1343,25 @@ TEST_P(NodesRunContract, SequencesComeAfterWhatTheRootHas) {
   EXPECT_EQ(root_.tags.at("step_1"), 42);
 }
 
+TEST_P(NodesRunContract, SavesComeAfterACheckpointThatWasMovedIn) {
+  SaveAll("step_1");
+  for (Node& node : all_) node.root_changes = 0;
+  root_.tags["moved"] = 100;
+  root_.moved_in = 100;  // The next publication finds it.
+  SaveAll("step_2");
+  for (const Node& node : all_) EXPECT_EQ(node.root_changes, 1) << node.name << " lists it";
+  SaveAll("step_3");
+  EXPECT_GT(root_.tags.at("step_3"), 100);
+
+  root_.tags["moved later"] = 200;  // A scan finds it.
+  const auto scanned =
+      Ask<absl::StatusOr<RootSnapshot>>([&](auto done) { Other().io->Rescan(std::move(done)); });
+  EXPECT_TRUE(scanned.ok() && scanned->committed.contains(200));
+  RunFor(seconds(20));
+  SaveAll("step_4");
+  EXPECT_GT(root_.tags.at("step_4"), 200);
+}
+
 TEST_P(NodesRunContract, NodeThatHadNoPartOfASaveLooksAtTheRoot) {
   // An attempt of one node.
   Node& alone = all_[0];

@@ -53,7 +53,7 @@ class SavePublicationContract : public SpanningSaves {
   }
   std::string Commit(const SharedSave& save) {
     return Do(
-        [&](auto& publication, auto answer) { publication.Committed(save, office_, std::move(answer)); });
+        [&](auto& publication, auto answer) { publication.Committed(save, office_, 0, std::move(answer)); });
   }
   std::string Foreign(const SharedSave& save) {
     ledger::v1::SaveEnd end;

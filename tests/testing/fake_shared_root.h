@@ -57,6 +57,7 @@ class FakeSharedRoot {
   int failures = 0;                        // So many of the next requests fail, and change nothing.
   absl::Status no_directory;               // Why none can be made.
   absl::Status no_term;                    // Why none can begin.
+  int64_t moved_in = 0;                    // What the next publication finds: an operator has moved it in.
   bool parts_conflict = false;             // The parts of the saves to come make no checkpoint.
   // Runs before a request is carried out, with its name: "Publish". False: its daemon has been paused, and
   // the request is carried out when it goes on.
@@ -218,7 +219,7 @@ class FakeSharedRoot {
     inflight.erase(save.name);
     tags[save.tag] = save.sequence;
     published.push_back(absl::StrCat(save.tag, " ", save.sequence));
-    return SharedRootIo::Published();
+    return SharedRootIo::Published{0, absl::OkStatus(), std::exchange(moved_in, 0)};
   }
   static std::string ManifestOf(const SharedRootIo::Publication& publication) {
     std::string text = absl::StrCat(publication.time_us);

@@ -165,16 +165,24 @@ class FakeSharedRun : public SharedRun {
         return LocalLedger::DecideResume(attempt, newest, std::move(answer));
       answer(MakeError(absl::StatusCode::kDataLoss, reason::kCheckpointDamaged, "a node has found damage"));
     }
+    // It hears of that with the next question, whose answer says what has come of it.
+    void Committed(int64_t attempt) override { committed_ = attempt; }
     void DecidedResume(int64_t attempt, Answer<absl::StatusOr<std::optional<ResumeChoice>>> answer) override {
-      if (!nodes_.answers_late) return LocalLedger::DecidedResume(attempt, std::move(answer));
-      LocalLedger::DecidedResume(attempt, [this, answer = std::move(answer)](
-                                              absl::StatusOr<std::optional<ResumeChoice>> now) mutable {
-        nodes_.late_.push_back([answer = std::move(answer), now]() mutable { answer(now); });
-      });
+      LocalLedger::DecidedResume(
+          attempt, [this, committed = std::exchange(committed_, 0),
+                    answer = std::move(answer)](absl::StatusOr<std::optional<ResumeChoice>> now) mutable {
+            auto tell = [this, committed, answer = std::move(answer), now]() mutable {
+              LocalLedger::Committed(committed);
+              answer(now);
+            };
+            if (!nodes_.answers_late) return tell();
+            nodes_.late_.push_back(std::move(tell));
+          });
     }
 
    private:
     FakeSharedRun& nodes_;
+    int64_t committed_ = 0;  // The last attempt of which it has not heard.
   };
 
   RootIo* const io_;
