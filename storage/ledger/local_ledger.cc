@@ -303,9 +303,9 @@ void LocalLedger::RejectResume(int64_t attempt, int64_t sequence, Answer<absl::S
   if (launch == nullptr || deciding_.contains(attempt) || launch->resume_sequence() != sequence)
     return answer(absl::OkStatus());
   // On disk the decision stands until the next one: a daemon that starts in between rejects it again.
+  // That a rank could not go on from it stays known: the attempt may save without asking again.
   launch->set_resume_decided(false);
   launch->set_resume_agreed(false);
-  launch->set_resume_failed(false);
   agreed_.erase(attempt);
   answer(absl::OkStatus());
 }

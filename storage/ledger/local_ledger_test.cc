@@ -403,6 +403,27 @@ TEST_F(LocalLedgerTest, LaunchThatCouldNotResumeSetsTheCheckpointsBeforeItAside)
   EXPECT_EQ(ledger_->record().retained_through(), 2);
 }
 
+TEST_F(LocalLedgerTest, LaunchThatCouldNotResumeSetsThemAsideAlsoIfThatCheckpointIsDamaged) {
+  const int64_t attempt = *Join(0, "a", "a0");
+  ASSERT_TRUE(Activate(attempt).ok());
+  ASSERT_TRUE(Resume(attempt, "two", 2).ok());
+  ledger_->ResumeFailed(attempt, 2);
+  Reject(attempt, 2);
+  ledger_->Committed(attempt);
+  EXPECT_EQ(ledger_->record().retained_through(), 2);
+}
+
+TEST_F(LocalLedgerTest, LaunchThatResumesFromAnotherCheckpointSetsNothingAside) {
+  const int64_t attempt = *Join(0, "a", "a0");
+  ASSERT_TRUE(Activate(attempt).ok());
+  ASSERT_TRUE(Resume(attempt, "two", 2).ok());
+  ledger_->ResumeFailed(attempt, 2);
+  Reject(attempt, 2);
+  ASSERT_TRUE(Resume(attempt, "one", 1).ok());
+  ledger_->Committed(attempt);
+  EXPECT_EQ(ledger_->record().retained_through(), 0);
+}
+
 TEST_F(LocalLedgerTest, LaunchThatResumesAtTheSecondTrySetsNothingAside) {
   const int64_t attempt = *Join(0, "a", "a0");
   ASSERT_TRUE(Activate(attempt).ok());

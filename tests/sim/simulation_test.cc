@@ -53,6 +53,14 @@ TEST(SimulationTest, KeepsEveryPromiseForEverySeed) {
   }
 }
 
+// Each broke a promise before it was mended, or a rule of the oracle was wrong.
+TEST(SimulationTest, KeepsEveryPromiseForSeedsThatFailedOnce) {
+  for (const uint64_t seed : {uint64_t{984}, uint64_t{242547348640118}, uint64_t{2851917678728132}}) {
+    const Result result = RunPlan(PlanOf(seed));
+    EXPECT_EQ(result.violation, "") << Report(seed, result);
+  }
+}
+
 TEST(SimulationTest, SameSeedReplaysSameHistory) {
   for (uint64_t seed : {3u, 17u, 99u}) {
     EXPECT_EQ(RunPlan(PlanOf(seed), true).trace, RunPlan(PlanOf(seed), true).trace) << seed;

@@ -295,6 +295,7 @@ void Trainer::FinishResume(int64_t sequence) {
             world_.Count(absl::StrCat("resume not finished ", reason));
             if (has_other_model && (answer.ok() || reason == "RESUME_FAILED")) {
               world_.Count("another model");
+              launch_->from_nothing.insert(attempt_);
               world_.oracle().HasAnotherModel(launch_->run, attempt_, sequence);
               resuming_ = false;
               resumed_ = true;

@@ -37,7 +37,8 @@ struct Launch {
   bool resumes = true;
   bool other_model = false;  // No checkpoint of another launch fits.
   bool descriptors = true;
-  // Attempts of which a rank has begun from nothing, because every checkpoint was damaged.
+  // Attempts of which a rank has begun from nothing, because every checkpoint was damaged, or of another
+  // model.
   std::set<int64_t> from_nothing;
 };
 
