@@ -466,6 +466,9 @@ void NodesRun::OnCheckpointKeys(const std::vector<std::string>& changed) {
     const auto known = known_.extract(sequence);
     if (!evicting.tag().empty()) removal.tag = evicting.tag();
     if (removal.tag.empty() && !known.empty()) removal.tag = known.mapped();
+    // It was decided before this node has listed the root, so what was listed may be a copy that was put
+    // back.
+    if (!removals_known_ && !known.empty()) removal.hidden = true;
     listed_ = nullptr;
     if (is_new) hooks_.removed(sequence);
   }
@@ -515,7 +518,7 @@ void NodesRun::ApplyDecided(RootSnapshot* root) {
     }
     Removal& removal = evicting_.at(sequence);
     removal.tag = checkpoint->second.summary.tag();
-    removal.hidden = removal.over_since.has_value();
+    removal.hidden = removal.hidden || removal.over_since.has_value();
     checkpoint = root->committed.erase(checkpoint);
   }
   // Also what etcd does not call committed yet: what was shown once stays.

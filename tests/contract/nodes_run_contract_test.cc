@@ -1260,6 +1260,22 @@ TEST_P(NodesRunContract, ScanShowsWhatTheOneBeforeHasShown) {
   EXPECT_TRUE(scan()->committed.contains(40)) << "latest would go back";
 }
 
+TEST_P(NodesRunContract, NodeThatStartsLooksAgainForWhatWasPutBackBefore) {
+  SaveAll("step_1");
+  SaveAll("step_2");
+  ASSERT_EQ(Evict("step_1", 1), absl::OkStatus());
+  RunFor(seconds(20));
+  Node& node = Other();
+  Kill(node);
+  root_.PutBack("step_1", 1);
+  Start(node);
+  RunFor(seconds(1));
+  const int before = node.root_changes;
+  RunFor(seconds(20));
+  EXPECT_GT(node.root_changes, before) << "nobody else asks for a scan";
+  EXPECT_EQ(Shown(node, 1), "");
+}
+
 TEST_P(NodesRunContract, ScanDoesNotWaitForEverForWhatSomebodyHasTakenAway) {
   SaveAll("step_1");
   root_.tags.clear();

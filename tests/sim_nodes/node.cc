@@ -280,6 +280,20 @@ bool Node::coordinates() const {
 
 v1::Status Node::Status() { return engine_->GetStatus(Caller{0, 0, true}); }
 
+void Node::Resolve(const std::string& tag, bool is_checkpoint) {
+  if (!up() || run_name_.empty()) return;
+  v1::ResolveSaveRequest request;
+  request.set_name(absl::StrCat(run_name_, "/checkpoints/", tag));
+  request.set_outcome(is_checkpoint ? v1::ResolveSaveRequest::IS_CHECKPOINT
+                                    : v1::ResolveSaveRequest::IS_NO_CHECKPOINT);
+  Call([this, request](Engine& engine) {
+    engine.ResolveSave(Caller{0, 0, true}, request,
+                       Expect<v1::ResolveSaveResponse>("ResolveSave", [this](const auto& resolved) {
+                         if (resolved.ok()) world_.Count("resolved by an operator");
+                       }));
+  });
+}
+
 bool Node::Lists(const std::string& tag, int64_t sequence) {
   if (!up() || run_name_.empty()) return false;
   v1::GetCheckpointRequest request;
@@ -317,6 +331,12 @@ std::string Node::Activity() {
     for (const auto& save : run.in_flight())
       absl::StrAppend(&words, "; in flight on ", name_, ": ", save.tag());
     if (run.read_only()) absl::StrAppend(&words, "; read-only on ", name_);
+  }
+  v1::ClusterStatus cluster;
+  roots_->Describe(&cluster);
+  for (const auto& run : cluster.shared_runs()) {
+    for (const auto& save : run.saves())
+      absl::StrAppend(&words, "; ", save.tag(), " waits for ", save.waits_for());
   }
   if (pool_->usage().used_bytes != 0) absl::StrAppend(&words, "; memory is used on ", name_);
   return words;

@@ -73,6 +73,8 @@ class Node : public EngineObserver {
   // The saves, replies and memory that are under way, in words; empty: none.
   std::string Activity();
   v1::Status Status();
+  // As `ckptctl resolve`.
+  void Resolve(const std::string& tag, bool is_checkpoint);
   // Whether it shows the checkpoint.
   bool Lists(const std::string& tag, int64_t sequence);
 

@@ -23,6 +23,7 @@ using std::chrono::seconds;
 // one another, for three saves of a rank in turn.
 constexpr Duration kSettleTimeout = seconds(600);
 constexpr int64_t kMaxSteps = 3'000'000;
+constexpr Duration kOperatorLooks = seconds(20);
 constexpr Duration kLongestStop = seconds(25);  // Drain takes no longer than its timeout.
 
 bool IsEnd(SaveState::Phase phase) { return phase == SaveState::COMMITTED || phase == SaveState::ENDED; }
@@ -175,6 +176,30 @@ void World::RestoreEtcd(uint64_t which) {
     restoring_ = false;
     for (const auto& node : nodes_) node->Start();
   });
+  schedule_.After(kOperatorLooks, [this] { ResolveUnknown(); });
+}
+
+// A save of the backup that had failed since, and whose directory is gone, may be anything for the daemons.
+void World::ResolveUnknown() {
+  schedule_.After(kOperatorLooks, [this] { ResolveUnknown(); });
+  std::map<std::string, int64_t> unknown;
+  etcd_->WithModel([&unknown](EtcdModel& model) {
+    for (const auto& event : model.Events("/ckptd/runs/", "/ckptd/runs0", 1)) {
+      const std::string& key = event.kv().key();
+      SaveState state;
+      int64_t sequence = 0;
+      if (key.find("/states/") == std::string::npos || !state.ParseFromString(event.kv().value()) ||
+          !absl::SimpleAtoi(key.substr(key.rfind('/') + 1), &sequence))
+        continue;
+      if (state.end().reason() == "INDETERMINATE" && state.found() == SaveState::NOT_KNOWN) {
+        unknown[state.tag()] = sequence;
+      } else if (unknown.contains(state.tag()) && unknown.at(state.tag()) == sequence) {
+        unknown.erase(state.tag());
+      }
+    }
+  });
+  const std::set<int64_t> there = disk_->Sequences();
+  for (const auto& [tag, sequence] : unknown) Coordinator(0).Resolve(tag, there.contains(sequence));
 }
 
 // The revision of a backup: often one in which a save was under way that is a checkpoint by now, seldom that

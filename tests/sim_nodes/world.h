@@ -76,6 +76,7 @@ class World {
   void StartDaemon(Node& node);
   void BeginRestore(bool in_good_order, uint64_t which);
   void RestoreEtcd(uint64_t which);
+  void ResolveUnknown();
   int64_t ChooseBackup(EtcdModel& model, uint64_t which) const;
   bool RunUntil(Duration until, const std::function<bool()>& done);
   bool Settle(const char* what, const std::function<bool()>& done);
