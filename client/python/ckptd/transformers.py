@@ -25,10 +25,12 @@ from transformers.trainer import TRAINER_STATE_NAME
 from ckptd import _trainer_files, errors
 from ckptd._checkpoint_paths import is_committed, warn_unverified
 from ckptd._node_process import Place, Process, await_sealed
+from ckptd._removal import await_removal
 from ckptd._saving.file_values import File, Torch
 from ckptd._torch.safetensors_file import Piece, lay_out
 from ckptd.restore import open_root
 from ckptd.retention import Keep
+from ckptd.run import Run
 
 __all__ = ["CheckpointCallback", "configure", "latest"]
 
@@ -65,6 +67,7 @@ class CheckpointCallback(transformers.TrainerCallback):  # type: ignore[misc]
     def __init__(self, *, retention: Optional[Keep] = None, timeout: float = _ADMISSION_SECONDS) -> None:
         self._retention = retention
         self._timeout = timeout
+        self._run: Optional[Run] = None  # That was saved to last.
         _replace_methods()
 
     def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -88,14 +91,19 @@ class CheckpointCallback(transformers.TrainerCallback):  # type: ignore[misc]
         """
         if "train_runtime" not in (logs or {}):
             return
-        _await_all()
+        self._await_all()
         if state.best_model_checkpoint and not os.path.isdir(state.best_model_checkpoint):
             _log.warning("ckptd: the best checkpoint, %s, was not saved, so no other is removed for it", state.best_model_checkpoint)
             state.best_model_checkpoint = None
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Waits until all checkpoints are committed."""
-        _await_all()
+        """Waits until all checkpoints are committed, and those beyond the limit are gone."""
+        self._await_all()
+
+    def _await_all(self) -> None:
+        process.await_all(time.monotonic() + process.settings.timeout)
+        if self._run is not None and self._run.retention is not None:
+            await_removal(self._run)
 
     def save(self, trainer: Any, output_dir: str, write: "Callable[[], None]") -> None:
         """Saves what write() makes the Trainer write to a folder in output_dir. Every rank calls it.
@@ -112,6 +120,7 @@ class CheckpointCallback(transformers.TrainerCallback):  # type: ignore[misc]
             files = _WrittenFiles(trainer, place, os.path.realpath(folder), write)
             save = run.save(place.tag, files=files, step=state.global_step, metrics=metrics, timeout=self._timeout)
         process.add(place, save)
+        self._run = run
         save.future("committed").add_done_callback(_log_failure)
 
 
@@ -200,10 +209,6 @@ def _keep(save_total_limit: Optional[int]) -> Optional[Keep]:
     if save_total_limit is None or save_total_limit <= 0:
         return None
     return Keep(last=save_total_limit, best=1, metric=_BEST, mode="max")
-
-
-def _await_all() -> None:
-    process.await_all(time.monotonic() + process.settings.timeout)
 
 
 def _log_failure(save: Any) -> None:
@@ -336,8 +341,9 @@ def _save_checkpoint(trainer: Any, model: Any, trial: Any) -> None:
 
 
 def _load_best_model(trainer: Any) -> None:
-    if _callback_of(trainer) is not None:
-        _await_all()
+    callback = _callback_of(trainer)
+    if callback is not None:
+        callback._await_all()
         if trainer.state.best_model_checkpoint:
             _verify_or_warn(trainer.state.best_model_checkpoint)
     _stock["_load_best_model"](trainer)

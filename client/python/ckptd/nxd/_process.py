@@ -15,9 +15,10 @@ from ckptd import errors
 from ckptd._membership import launch
 from ckptd._node_client import NodeClient, call_in_child
 from ckptd._paths import step_of
+from ckptd._removal import await_removal
 from ckptd._torch.allowed_classes import plain_classes
 from ckptd._torch.deferred_tensors import DeferredTensors
-from ckptd.nxd import _retention, _store, _topology
+from ckptd.nxd import _store, _topology
 from ckptd.nxd._loading import AllowedClasses
 from ckptd.nxd._sources import Classes
 from ckptd.nxd._topology import Topology
@@ -151,7 +152,7 @@ class Process:
                     save.wait("committed", self.settings.timeout)
             if wait:
                 if keep is not None:
-                    _retention.await_removal(job.run)
+                    await_removal(job.run)
                 return
             self._pending = save
             if not self._at_exit:

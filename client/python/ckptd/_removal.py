@@ -1,12 +1,13 @@
-"""Waits until retention has removed what a save has pushed out, as NxD's synchronous saves do."""
+"""Waits until retention has removed what a save has pushed out, where the stock library removes before it returns."""
 
 import logging
 import os
 import time
 from typing import List
 
-import ckptd
 from ckptd import errors
+from ckptd.restore import open_root
+from ckptd.run import Run
 
 _log = logging.getLogger("ckptd")
 _SECONDS = 10.0  # An old checkpoint that is still there is no failure of a save.
@@ -14,7 +15,7 @@ _PAUSE_SECONDS = 0.002  # The daemon tells nobody when it has removed a checkpoi
 _ASK_SECONDS = 0.1  # After this the daemon is asked whether something keeps one now.
 
 
-def await_removal(run: "ckptd.Run") -> None:
+def await_removal(run: Run) -> None:
     """Returns when the root has no checkpoints of ckptd that nothing keeps."""
     surplus, begin = _unkept(run), time.monotonic()
     asked = begin
@@ -29,10 +30,10 @@ def await_removal(run: "ckptd.Run") -> None:
         time.sleep(_PAUSE_SECONDS)
 
 
-def _unkept(run: "ckptd.Run") -> List[str]:
+def _unkept(run: Run) -> List[str]:
     """Returns the checkpoints that are still there, and that the daemon evicts or would evict at the next commit."""
     try:
-        there = [tag for _, tag in ckptd.open_root(run.root)._summaries()]
+        there = [tag for _, tag in open_root(run.root)._summaries()]
         kept = {decision.tag for decision in run.explain_retention() if decision.kept_by}
     except (OSError, errors.CkptdError) as error:  # Such as a root that only the daemon may read.
         _log.debug("ckptd: looking for old checkpoints in %s: %s", run.root, error)
