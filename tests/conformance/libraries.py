@@ -1,0 +1,174 @@
+"""The libraries that the cases compare: the stock one, and ckptd, by one interface for each framework.
+
+Each saves and loads as its documentation says. Where a library has no answer of its own to "which is the newest
+checkpoint?", the stock side does what its users do.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from typing import Any, Dict, List, Optional, Tuple
+
+import torch
+
+
+class StockTorch:
+    """torch.save and torch.load: a checkpoint is a file."""
+
+    name = "torch.save"
+
+    def save(self, path: pathlib.Path, state: Any) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch.save(state, path)
+
+    def load(self, path: pathlib.Path, **options: Any) -> Any:
+        return torch.load(path / "state.pt" if path.is_dir() else path, **options)
+
+    def newest(self, folder: pathlib.Path) -> Optional[pathlib.Path]:
+        """What users take: the youngest file."""
+        found = [path for path in folder.iterdir() if not path.name.startswith(".")]
+        return max(found, key=lambda path: path.stat().st_mtime_ns, default=None)
+
+
+class CkptdTorch:
+    """The same through ckptd: a checkpoint is a folder with the file state.pt."""
+
+    name = "ckptd"
+
+    def __init__(self) -> None:
+        self._runs: Dict[str, Any] = {}
+
+    def save(self, path: pathlib.Path, state: Any) -> None:
+        self.begin(path, state).wait("committed", 60)
+
+    def begin(self, path: pathlib.Path, state: Any, **options: Any) -> Any:
+        """Returns when the state is copied."""
+        return self.run(path.parent).save(path.name, files={"state.pt": state}, timeout=60, **options)
+
+    def run(self, root: pathlib.Path, **options: Any) -> Any:
+        import ckptd
+
+        key = os.path.realpath(root)
+        if key not in self._runs:
+            root.mkdir(parents=True, exist_ok=True)
+            self._runs[key] = ckptd.connect().run(str(root), rank=0, world_size=1, **options)
+        return self._runs[key]
+
+    def load(self, path: pathlib.Path, **options: Any) -> Any:
+        import ckptd
+
+        with ckptd.open_root(path.parent).open(path.name) as checkpoint:
+            return checkpoint.load("state.pt", **options)
+
+    def newest(self, folder: pathlib.Path) -> Optional[pathlib.Path]:
+        import ckptd
+
+        latest = ckptd.open_root(folder).latest()
+        return folder / latest.tag if latest else None
+
+
+class StockDcp:
+    """PyTorch Distributed Checkpoint in one process."""
+
+    name = "DCP"
+
+    def save(self, path: pathlib.Path, state: Dict[str, Any]) -> None:
+        import torch.distributed.checkpoint as dcp
+
+        dcp.save(state, checkpoint_id=str(path), no_dist=True)
+
+    def async_save(self, path: pathlib.Path, state: Dict[str, Any]) -> Any:
+        import torch.distributed.checkpoint as dcp
+
+        return dcp.async_save(state, checkpoint_id=str(path), no_dist=True)
+
+    def load(self, path: pathlib.Path, state: Dict[str, Any], **options: Any) -> Dict[str, Any]:
+        import torch.distributed.checkpoint as dcp
+
+        dcp.load(state, checkpoint_id=str(path), no_dist=True, **options)
+        return state
+
+    def newest(self, folder: pathlib.Path) -> Optional[pathlib.Path]:
+        """What users take: the folder with the highest step."""
+        steps = [path for path in folder.iterdir() if path.is_dir() and path.name.startswith("step-")]
+        return max(steps, key=lambda path: int(path.name[len("step-") :]), default=None)
+
+
+class CkptdDcp(StockDcp):
+    """The same calls after ckptd.dcp.install()."""
+
+    name = "ckptd"
+
+    def __init__(self) -> None:
+        import ckptd.dcp
+
+        ckptd.dcp.install(timeout=60)
+
+    def newest(self, folder: pathlib.Path) -> Optional[pathlib.Path]:
+        import ckptd.dcp
+
+        latest = ckptd.dcp.latest(str(folder))
+        return pathlib.Path(latest) if latest else None
+
+
+class StockLightning:
+    """A Trainer of Lightning with its own plugin for checkpoints."""
+
+    name = "Lightning"
+
+    def plugins(self) -> List[Any]:
+        return []
+
+    def async_plugins(self) -> List[Any]:
+        from pytorch_lightning.plugins.io import AsyncCheckpointIO
+
+        return [AsyncCheckpointIO()]
+
+
+class CkptdLightning:
+    name = "ckptd"
+
+    def plugins(self) -> List[Any]:
+        import ckptd.lightning
+
+        return [ckptd.lightning.CheckpointIO(timeout=60)]
+
+    async_plugins = plugins
+
+
+class StockTransformers:
+    """The Trainer of transformers."""
+
+    name = "transformers"
+
+    def callbacks(self) -> List[Any]:
+        return []
+
+    def newest(self, folder: pathlib.Path) -> Optional[str]:
+        from transformers.trainer_utils import get_last_checkpoint
+
+        return get_last_checkpoint(str(folder))
+
+
+class CkptdTransformers:
+    name = "ckptd"
+
+    def callbacks(self) -> List[Any]:
+        import ckptd.transformers
+
+        return [ckptd.transformers.CheckpointCallback()]
+
+    def newest(self, folder: pathlib.Path) -> Optional[str]:
+        import ckptd.transformers
+
+        return ckptd.transformers.latest(str(folder))
+
+
+# Stock, and ckptd. They are made in the process that runs the case.
+PAIRS: Dict[str, Tuple[Any, Any]] = {
+    "torch": (StockTorch, CkptdTorch),
+    "dcp": (StockDcp, CkptdDcp),
+    "lightning": (StockLightning, CkptdLightning),
+    "transformers": (StockTransformers, CkptdTransformers),
+}

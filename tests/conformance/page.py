@@ -1,0 +1,87 @@
+"""Writes docs/conformance.md from what a run has found."""
+
+from __future__ import annotations
+
+import collections
+import pathlib
+from typing import Dict, List, Mapping
+
+from conformance.case import ERROR, HANG, LOST, RIGHT, WRONG, Case
+from conformance.runner import VARIANTS, Result, variants_of
+
+PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs/conformance.md"
+Results = Mapping[str, Mapping[str, Result]]  # By case and variant.
+
+BEGIN = """# What holds, with ckptd and with the stock libraries
+
+For people who ask what changes when they put ckptd under their training. Each row is one thing that users expect of a
+checkpoint, from a public report or from what people do every day. `tools/conformance` runs each of them with the stock
+library and with ckptd, and crosswise: saved by the one and loaded by the other. It writes this page. `tools/test` runs
+each of them with ckptd alone.
+
+| word | what it means |
+| --- | --- |
+| right | what the row says holds |
+| error | an exception; nothing is wrong, and nothing is lost |
+| **wrong** | another value, or another checkpoint, came back without an error |
+| **lost** | a checkpoint that had been saved is not there any more, or not whole |
+| **hang** | it did not end within two minutes |
+
+"ckptd > stock" is saved by ckptd and loaded by the stock library, "stock > ckptd" the other way round; "-" where there is no
+such way. The libraries are {versions}. A report is a link to what somebody has met, in one of these libraries or in
+another one; the sentence is what should hold.
+
+{summary}
+"""
+
+_COLUMNS = {"stock": "stock", "ckptd": "ckptd", "ckptd, then stock": "ckptd > stock", "stock, then ckptd": "stock > ckptd"}
+
+
+def versions() -> str:
+    import pytorch_lightning
+    import torch
+    import transformers
+
+    found = (("torch", torch), ("pytorch-lightning", pytorch_lightning), ("transformers", transformers))
+    return ", ".join(f"{name} {module.__version__.partition('+')[0]}" for name, module in found)
+
+
+def text_of(cases: List[Case], results: Results, versions: str) -> str:
+    areas: "Dict[str, List[str]]" = collections.defaultdict(list)
+    for each in cases:
+        areas[each.area].append(_row(each, results[each.name]))
+    parts = [BEGIN.format(versions=versions, summary=_summary(cases, results))]
+    for area, rows in areas.items():
+        head = "| what must hold | reports | " + " | ".join(_COLUMNS.values()) + " |\n| --- | --- |" + " --- |" * len(_COLUMNS)
+        parts.append("\n".join([f"## {area}\n", head, *rows]) + "\n")
+    return "\n".join(parts)
+
+
+def _row(each: Case, results: Mapping[str, Result]) -> str:
+    sentence = each.sentence
+    if each.reason:
+        sentence += f" *ckptd: {each.reason}.*"
+    elif each.crosswise_reason:
+        sentence += f" *ckptd > stock: {each.crosswise_reason}.*"
+    cells = [_word(results[variant].outcome) if variant in variants_of(each) else "-" for variant in VARIANTS]
+    return f"| <a id=\"{each.name}\"></a>{sentence} | {_links(each)} | " + " | ".join(cells) + " |"
+
+
+def _word(outcome: str) -> str:
+    return f"**{outcome}**" if outcome in (WRONG, LOST, HANG) else outcome
+
+
+def _links(each: Case) -> str:
+    links = []
+    for report in each.reports:
+        repository, _, number = report.partition("#")
+        links.append(f"[{repository.partition('/')[2]} #{number}](https://github.com/{repository}/issues/{number})")
+    return ", ".join(links) or "a habit"
+
+
+def _summary(cases: List[Case], results: Results) -> str:
+    lines = [f"| {len(cases)} cases | " + " | ".join((RIGHT, ERROR, WRONG, LOST, HANG)) + " |", "| --- |" + " --- |" * 5]
+    for variant, title in _COLUMNS.items():
+        counts = collections.Counter(results[each.name][variant].outcome for each in cases if variant in variants_of(each))
+        lines.append(f"| {title} | " + " | ".join(str(counts[outcome]) for outcome in (RIGHT, ERROR, WRONG, LOST, HANG)) + " |")
+    return "\n".join(lines)

@@ -1,0 +1,109 @@
+"""Each case of docs/conformance.md holds with ckptd. The other half of the page needs tools/conformance."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import time
+from typing import Any, Iterator
+
+import pytest
+
+from conformance import page, runner
+from conformance.__main__ import defects
+from conformance.case import CASES, ERROR, HANG, LOST, RIGHT, WRONG, Case, Lost, Wrong, refused
+
+ALL = runner.load_cases()
+
+
+@pytest.fixture(scope="module")
+def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    runner.preload()
+    with runner.daemon(str(tmp_path_factory.mktemp("daemon"))) as endpoint:
+        before = os.environ.get("CKPTD_ENDPOINT")
+        os.environ["CKPTD_ENDPOINT"] = endpoint
+        yield endpoint
+        os.environ.pop("CKPTD_ENDPOINT")
+        if before is not None:
+            os.environ["CKPTD_ENDPOINT"] = before
+
+
+@pytest.mark.parametrize("name", [each.name for each in ALL])
+def test_case_holds_with_ckptd(endpoint: str, name: str) -> None:
+    result = runner.run(CASES[name], "ckptd")
+    if CASES[name].reason:
+        assert result.outcome == ERROR, f"{result}; the case has a reason why it is not right"
+    else:
+        assert result.outcome == RIGHT, result
+
+
+def a_case(run: Any) -> Case:
+    return Case("planted", "Planted", "torch", "It holds.", ("a/b#1",), run, False, "", "")
+
+
+def hang(*_: Any) -> None:
+    time.sleep(600)
+
+
+def end(*_: Any) -> None:
+    os._exit(3)
+
+
+def raise_(error: BaseException) -> Any:
+    def run(*_: Any) -> None:
+        raise error
+
+    return run
+
+
+def accept(*_: Any) -> None:
+    with refused():
+        pass
+
+
+@pytest.mark.parametrize(
+    "run, outcome",
+    [
+        (lambda *_: None, RIGHT),
+        (raise_(ValueError("no")), ERROR),
+        (raise_(Wrong("another value")), WRONG),
+        (raise_(Lost("gone")), LOST),
+        (accept, WRONG),
+        (end, ERROR),
+    ],
+)
+def test_runner_tells_what_a_case_has_found(run: Any, outcome: str) -> None:
+    assert runner.run(a_case(run), "stock").outcome == outcome
+
+
+def test_runner_ends_a_case_that_hangs() -> None:
+    result = runner.run(a_case(hang), "stock", deadline=0.5)
+    assert result == runner.Result(HANG, "it did not end within 0.5 s")
+
+
+def test_what_stock_does_right_and_ckptd_does_not_is_a_defect() -> None:
+    right, wrong, error = runner.Result(RIGHT), runner.Result(WRONG, "x"), runner.Result(ERROR, "y")
+    each = a_case(None)
+    assert not defects([each], {"planted": {"stock": wrong, "ckptd": right}})
+    assert len(defects([each], {"planted": {"stock": right, "ckptd": error}})) == 1
+    assert len(defects([each], {"planted": {"stock": wrong, "ckptd": wrong}})) == 1
+    assert not defects([each], {"planted": {"stock": wrong, "ckptd": right, "ckptd, then stock": wrong}})
+
+
+def test_page_has_every_case_as_it_is_and_nothing_of_ckptd_is_wrong_lost_or_hangs() -> None:
+    text = page.PAGE.read_text()
+    rows = re.findall(r'^\| <a id="(\w+)"></a>(.*?) \| (.*?) \| (.*?) \| (.*?) \| (.*?) \| (.*?) \|$', text, re.MULTILINE)
+    assert [name for name, *_ in rows] == [each.name for each in ALL], "run tools/conformance"
+    for name, sentence, reports, _, ckptd, *_ in rows:
+        each = CASES[name]
+        assert sentence.startswith(each.sentence), f"{name}: run tools/conformance"
+        assert reports == page._links(each), f"{name}: run tools/conformance"
+        assert ckptd == (ERROR if each.reason else RIGHT), name
+
+
+def test_page_is_what_the_writer_makes_of_results(tmp_path: pathlib.Path) -> None:
+    result = {"stock": runner.Result(WRONG, "x"), "ckptd": runner.Result(RIGHT)}
+    text = page.text_of([a_case(None)], {"planted": result}, "torch 1")
+    assert "| [b #1](https://github.com/a/b/issues/1) | **wrong** | right | - | - |" in text
+    assert "| stock | 0 | 0 | 1 | 0 | 0 |" in text and "| ckptd | 1 | 0 | 0 | 0 | 0 |" in text
