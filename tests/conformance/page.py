@@ -14,10 +14,12 @@ Results = Mapping[str, Mapping[str, Result]]  # By case and variant.
 
 BEGIN = """# What holds, with ckptd and with the stock libraries
 
-For people who ask what changes when they put ckptd under their training. Each row is one thing that users expect of a
-checkpoint, from a public report or from what people do every day. `tools/conformance` runs each of them with the stock
-library and with ckptd, and crosswise: saved by the one and loaded by the other. It writes this page. `tools/test` runs
-each of them with ckptd alone.
+For people who ask what changes when they put ckptd under their training. After reading this page you know where ckptd
+and the stock libraries give the same, and where one of them does not give what was saved.
+
+Each row is one thing that users expect of a checkpoint, from a public report or from what people do every day.
+`tools/conformance` runs each of them with the stock library and with ckptd, and crosswise: saved by the one and loaded by
+the other. It writes this page. `tools/test` runs each of them with ckptd alone.
 
 | word | what it means |
 | --- | --- |
@@ -28,8 +30,8 @@ each of them with ckptd alone.
 | **hang** | it did not end within two minutes |
 
 "ckptd > stock" is saved by ckptd and loaded by the stock library, "stock > ckptd" the other way round; "-" where there is no
-such way. The libraries are {versions}. A report is a link to what somebody has met, in one of these libraries or in
-another one; the sentence is what should hold.
+such way. The libraries are {versions}. A report is a link to
+what somebody has met, in one of these libraries or in another one; the sentence is what should hold.
 
 {summary}
 """
