@@ -290,7 +290,7 @@ absl::StatusOr<SharedRootIo::Published> SharedDisk::Publish(const std::string& n
   }
   std::string manifest = absl::StrCat("time ", publication.time_us);
   for (const auto& [of, digest] : publication.digests) absl::StrAppend(&manifest, " ", of, "=", digest);
-  const auto [written, is_first] = manifests_.try_emplace(save.sequence, manifest);
+  const auto [written, is_first] = manifests_.try_emplace(save.name, manifest);
   if (!is_first && written->second != manifest) {
     oracle_->Violated(absl::StrCat("two coordinators write different manifests of sequence ", save.sequence,
                                    ": ", written->second, ", and ", manifest));

@@ -164,8 +164,10 @@ class SharedDisk {
   std::set<std::string> foreign_;
   // Records that nodes have made durable, by in-flight name and digest.
   std::map<std::string, std::map<std::string, std::vector<Part>>> records_;
-  std::map<int64_t, std::string> manifests_;  // By sequence: what a coordinator has written.
-  std::map<int64_t, int> damaged_;            // By sequence: the rank whose part is damaged.
+  // By the name in flight: what a coordinator has written. (An etcd that was restored may give the sequence
+  // of a save that has failed again.)
+  std::map<std::string, std::string> manifests_;
+  std::map<int64_t, int> damaged_;  // By sequence: the rank whose part is damaged.
   // By name: which checkpoint a pointer file names, and since when.
   std::map<std::string, std::pair<int64_t, Instant>> pointers_;
   std::map<std::string, int64_t> newest_pointed_;  // By name of a pointer: the newest that has named it.
