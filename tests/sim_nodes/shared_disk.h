@@ -96,8 +96,12 @@ class SharedDisk {
   std::set<int64_t> Sequences() const;
   // Those that the root says are damaged.
   std::set<int64_t> RecordedDamage() const;
-  // All daemons have ended: terms that begin from now on come after those that the root has seen.
-  void EndTerms() { first_term_ = highest_term_ + 1; }
+  // All daemons have ended, and etcd is taken back: terms that begin from now on come after those that the
+  // root has seen. A save that was not published may be decided anew, or another one may get its sequence.
+  void EndTerms() {
+    first_term_ = highest_term_ + 1;
+    manifests_.clear();
+  }
   // No removal has begun and not ended.
   bool removals_ended() const { return names_.half_removed.empty(); }
 
