@@ -23,7 +23,7 @@ def test_num_kept_ckpts_below_one_is_refused(rank, root, keep):
     assert "Refused" in error.bases and str(keep) in error.message and "at least 1" in error.message
 
 
-BAD_TAGS = ["../x", "/abs", "", "a\0b", "x" * 300, "latest", ".hidden", "-dash", "a b", "ü", "a/b", "a\nb", ".", ".."]
+BAD_TAGS = ["../x", "/abs", "", "a\0b", "x" * 300, "latest", ".hidden", "-dash", "a b", "ü", "a/b", "a\nb", ".", "..", "a\udcff"]
 
 
 def test_tags_outside_charset_are_refused_and_touch_nothing(rank, root):
@@ -41,7 +41,7 @@ def test_tags_of_common_frameworks_are_accepted(rank, root):
 
 
 def test_file_names_that_leave_the_checkpoint_are_refused(rank, root):
-    for name in ("../m.bin", "/m.bin", "a//b", "a/./b", "a/../b", "", ".ckptd/manifest", "a\0b", "x" * 300):
+    for name in ("../m.bin", "/m.bin", "a//b", "a/./b", "a/../b", "", ".ckptd/manifest", "a\0b", "x" * 300, "a\udcff"):
         error = rank.fails(f"run.save('t', files={{{name!r}: b'x'}})")
         assert "Refused" in error.bases and error.reason == "INVALID_PATH", (name, error)
     assert tags(root) == []
@@ -188,6 +188,31 @@ def test_unsupported_value_names_alternative_and_run_continues(rank, root):
     assert error.kind == "TypeError" and "ckptd.Torch" in error.message
     rank.do("run.save('t', files={'m.json': b'{}'}).wait()")
     assert tags(root) == ["t"]
+
+
+@pytest.mark.parametrize(
+    "call, words",
+    [
+        ("run.save('t', files=None)", "files is None; it must be a dict of names and values"),
+        ("run.begin('t', files=['m.pt'])", "files is ['m.pt']; it must be a dict of names and values"),
+        ("run.save('t', files={1: b'x'})", 'the name of a file is 1; it must be a str, such as "model.pt"'),
+        ("client.run(None)", 'the root is None; it must be a str or an os.PathLike[str], such as "/data/ckpts"'),
+        ("client.open(5)", "the root is 5; it must be a str or an os.PathLike[str]"),
+        ("client.run(run.root, rank=0, world_size=1, num_kept_ckpts='3')", "num_kept_ckpts is '3'; it must be an int, or None"),
+    ],
+)
+def test_values_of_another_type_are_named_with_what_is_expected(rank, root, call, words):
+    error = rank.fails(call)
+    assert error.kind == "TypeError" and words in error.message, error
+    assert tags(root) == []
+
+
+def test_root_that_is_a_file_is_called_one(rank, folder):
+    path = os.path.join(folder, "file")
+    open(path, "w").close()
+    for root in (path, f"{path}/below"):
+        error = rank.fails(f"client.run({root!r}, rank=0, world_size=1).latest()")
+        assert "is a file and no directory" in error.message, error
 
 
 def test_use_after_fork_raises(rank):

@@ -172,10 +172,10 @@ def test_root_that_cannot_be_opened_is_refused_where_its_descriptor_is_needed(
 ) -> None:
     (tmp_path / "file").write_bytes(b"")
     blocked = type(membership.directory)(str(tmp_path / "file" / "root"))
-    assert blocked.descriptor is None and blocked.error == "Not a directory"
+    assert blocked.descriptor is None and blocked.error == "it, or a part of its path, is a file and no directory"
     membership.directory = blocked
     assert membership.joined().run == "runs/1"  # Over gRPC the daemon opens the root by its path.
     connection.present = Session("second")
     connection.present.handoff = object()  # type: ignore[assignment]
-    with pytest.raises(ckptd.Refused, match="cannot be opened: Not a directory"):
+    with pytest.raises(ckptd.Refused, match="cannot be opened: it, or a part of its path, is a file"):
         membership.joined()

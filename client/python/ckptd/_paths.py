@@ -21,9 +21,9 @@ def directory_path(path: "Union[str, os.PathLike[str]]", what: str = "root") -> 
         errors.Refused: the path is empty, a URL, or begins with the ``~`` of a user who has no home.
         TypeError: it is no path.
     """
-    text = os.fspath(path)
+    text = os.fspath(path) if isinstance(path, os.PathLike) else path
     if not isinstance(text, str):
-        raise TypeError(f"the {what} is {path!r}; it must be a str or an os.PathLike[str]")
+        raise TypeError(f"the {what} is {path!r}; it must be a str or an os.PathLike[str], such as \"/data/ckpts\"")
     if not text.strip():
         raise errors.invalid(f'the {what} is "{text}"; name a directory, such as /data/ckpts')
     if _URL.match(text):
@@ -37,6 +37,16 @@ def directory_path(path: "Union[str, os.PathLike[str]]", what: str = "root") -> 
             "directory of that name"
         )
     return os.path.abspath(expanded)
+
+
+def check_text(text: str, what: str, reason: str) -> None:
+    """Raises errors.Refused if a name cannot be sent to the daemon, such as one that os.listdir() gave of other bytes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise errors.Refused(
+            f"the {what} is {text!r}, whose character {error.start + 1} is no valid UTF-8; give it another name", reason=reason
+        ) from None
 
 
 def step_of(tag: str) -> Optional[int]:

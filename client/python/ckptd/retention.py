@@ -111,6 +111,8 @@ def keep_of_arguments(retention: Optional[Keep], num_kept_ckpts: Optional[int]) 
         return retention
     if retention is not None:
         raise errors.invalid("retention and num_kept_ckpts are both given; write retention=ckptd.Keep(last=...)")
+    if not isinstance(num_kept_ckpts, int):
+        raise TypeError(f"num_kept_ckpts is {num_kept_ckpts!r}; it must be an int, or None to keep all checkpoints")
     if num_kept_ckpts < 1:
         raise errors.invalid(
             f"num_kept_ckpts is {num_kept_ckpts}; it must be at least 1, or None to keep all checkpoints"

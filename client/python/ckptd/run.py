@@ -13,7 +13,7 @@ from ckptd._checkpoint_info import CheckpointInfo, info_of_message
 from ckptd._membership.launch import find_launch
 from ckptd._membership.membership import Joined, Membership
 from ckptd._memory import native
-from ckptd._paths import directory_path
+from ckptd._paths import check_text, directory_path
 from ckptd._reading.read_reports import ResumeReporter
 from ckptd._run_reader import WAIT_GRACE_SECONDS
 from ckptd._run_retention import RetainedRun
@@ -174,6 +174,7 @@ class Run(RetainedRun):
         if views not in file_values.VIEWS:
             raise ValueError(f'views is "{views}"; it must be "compact" or "keep"')
         options = self._options(tag, step, metrics, pointers, busy, timeout, ranks, check)
+        _check_files(files)
         upload = PartUpload(self._membership, tag, options, growing=False)
         with upload.abort_on_error():
             upload.save([part_file(name, value, check, views) for name, value in files.items()])
@@ -205,6 +206,7 @@ class Run(RetainedRun):
             Part: a context manager that seals the part at its end.
         """
         options = self._options(tag, step, metrics, pointers, busy, timeout, ranks, check)
+        _check_files(files)
         upload = PartUpload(self._membership, tag, options, growing=True)
         with upload.abort_on_error():
             upload.begin([part_file(name, value, check) for name, value in files.items()])
@@ -368,6 +370,7 @@ class Run(RetainedRun):
     ) -> SaveOptions:
         if not isinstance(tag, str):
             raise TypeError(f"tag is {tag!r}; it must be a str, such as \"step_{tag}\"")
+        check_text(tag, "tag", "INVALID_TAG")
         if busy not in _BUSY_POLICIES:
             raise ValueError(f'busy is "{busy}"; it must be "wait", "skip" or "supersede"')
         if check is not None and not isinstance(check, Finite):
@@ -385,6 +388,12 @@ class Run(RetainedRun):
 
     def __repr__(self) -> str:
         return f"<ckptd.Run {self.root} rank={self.rank}/{self.world_size} attempt={self.attempt}>"
+
+
+def _check_files(files: Any) -> None:
+    # Not only a dict: what has items() may make its values one after the other.
+    if not hasattr(files, "items"):
+        raise TypeError(f"files is {files!r}; it must be a dict of names and values, such as {{\"model.pt\": model.state_dict()}}")
 
 
 def _step(step: Any) -> Optional[int]:

@@ -51,6 +51,8 @@ class RootDirectory:
             if make:
                 os.makedirs(path, exist_ok=True)
             self.descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except (FileExistsError, NotADirectoryError):
+            self.error = "it, or a part of its path, is a file and no directory"
         except OSError as error:
             self.error = error.strerror or str(error)
 

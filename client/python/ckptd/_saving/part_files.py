@@ -4,6 +4,7 @@ from typing import Any, List, Optional, Sequence
 
 from ckptd._membership.membership import Joined
 from ckptd._memory.image import Image, Memory
+from ckptd._paths import check_text
 from ckptd._saving import file_values
 from ckptd._saving.finite import Finite
 
@@ -28,6 +29,9 @@ class PartFile:
 
 def part_file(name: str, value: Any, check: Optional[Finite], views: str = "compact") -> PartFile:
     """Returns the file of a value that a user saves. TypeError if the value has no form as a file."""
+    if not isinstance(name, str):
+        raise TypeError(f"the name of a file is {name!r}; it must be a str, such as \"model.pt\"")
+    check_text(name, "name of a file", "INVALID_PATH")
     checked = check is not None and file_values.is_torch(name, value)
     image = file_values.image_of(name, value, views, counts_non_finite=checked)
     return PartFile(name, image, value if checked else None)
