@@ -177,6 +177,9 @@ def test_wrong_arguments_are_refused_with_the_value(alone, root):
         assert error.kind == "ValueError" and f"save_every_n_{argument} is 0" in error.message
     assert "is -1" in alone.fails(f"CheckpointSaver({root!r}, keep_last_n_checkpoints=-1)").message
     assert "mode" in alone.fails(f"CheckpointSaver({root!r}, best_checkpoint_config=best(mode='avg'))").message
+    for metric in ("top1/eval", "mAP@0.50", "größe", "top-1", ""):
+        error = alone.fails(f"CheckpointSaver({root!r}, best_checkpoint_config=best({metric!r}))")
+        assert error.kind == "ValueError" and f'the metric "{metric}"' in error.message, error
     both = "keep_last_n_checkpoints=1, retention=ckptd.Keep(last=1)"
     assert "retention" in alone.fails(f"CheckpointSaver({root!r}, {both})").message
     assert "URL" in alone.fails("CheckpointSaver('s3://bucket/a')").message

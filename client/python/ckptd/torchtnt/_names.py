@@ -70,6 +70,12 @@ def parse(text: str) -> Optional[Name]:
     return Name(int(epoch), steps, Metric(metric, float(value)) if metric else None)
 
 
+def is_readable(metric: str) -> bool:
+    """Returns whether parse() finds a metric of this name in the names of checkpoints, and a tag may have it."""
+    name = Name(0, ((TRAIN, 1),), Metric(metric, 0.5))
+    return metric.isascii() and parse(str(name)) == name
+
+
 def is_newer(one: Name, other: Name) -> bool:
     """Returns whether a checkpoint is newer than another one, by the progress in their names."""
     if one.epoch != other.epoch:

@@ -84,7 +84,8 @@ class CheckpointSaver(Restoring, BaseCheckpointer):
         retention (Keep, optional): which checkpoints to keep; not beside ``keep_last_n_checkpoints``. Default: all
 
     Raises:
-        ValueError: a number is not more than 0, or the mode of ``best_checkpoint_config`` is unknown.
+        ValueError: a number is not more than 0, or the mode of ``best_checkpoint_config`` is unknown, or its metric has
+            characters that the names of checkpoints cannot have.
         RuntimeError: there are several ranks and no default process group.
         Refused: ``dirpath`` is no directory of this machine.
     """
@@ -116,6 +117,11 @@ class CheckpointSaver(Restoring, BaseCheckpointer):
             save_every_n_predict_steps=save_every_n_predict_steps,
             keep_last_n_checkpoints=keep_last_n_checkpoints,
         )
+        if best_checkpoint_config and not _names.is_readable(best_checkpoint_config.monitored_metric):
+            raise ValueError(
+                f'best_checkpoint_config names the metric "{best_checkpoint_config.monitored_metric}", which restore_from_best() '
+                "would not find in the names of checkpoints; name an attribute of ASCII letters, digits and underscores"
+            )
         if get_world_size() > 1 and not is_distributed():
             raise RuntimeError(
                 f"this is one of {get_world_size()} ranks, and there is no default process group: call "
