@@ -188,3 +188,28 @@ def time_durable_publish(folder: pathlib.Path) -> float:
         return seconds
     finally:
         os.close(directory)
+
+
+def time_direct_write(folder: pathlib.Path, size: int) -> float:
+    """Seconds to write a new file of `size` bytes past the page cache, one piece after the other, and to sync it.
+
+    A file system without direct writes gets plain ones.
+    """
+    path = folder / f"written-{os.getpid()}.tmp"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    try:
+        file = os.open(path, flags | os.O_DIRECT, 0o600)
+    except OSError:
+        path.unlink(missing_ok=True)  # tmpfs makes it before it refuses.
+        file = os.open(path, flags, 0o600)
+    try:
+        with mmap.mmap(-1, _PIECE) as piece:  # Aligned to a page.
+            start = time.perf_counter()
+            for _ in range(-(-size // _PIECE)):
+                os.write(file, piece)
+            os.ftruncate(file, size)
+            os.fsync(file)
+            return time.perf_counter() - start
+    finally:
+        os.close(file)
+        path.unlink()

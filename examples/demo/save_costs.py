@@ -55,6 +55,9 @@ def main() -> None:
     }
     for round_number in range(options.rounds):
         # Each round begins with another contender, so that delayed work of the disk affects all alike.
+        limits.wait_for_idle_disk(options.folder)
+        dist.barrier()
+        journal.write("disk", seconds=limits.time_direct_write(options.folder, copy.size))
         order = list(saves.items())
         first = round_number % len(order)
         for name, contender in order[first:] + order[:first]:
@@ -94,6 +97,12 @@ def collect(job: Job, ranks: int) -> Tuple[Figures, float, float]:
         for entries in zip(*(job.events(r, "copy") for r in range(ranks)))
     ]
     return figures, limits.best_copy(turns).seconds, job.events(0, "copy")[0]["bytes"]
+
+
+def disk_seconds(job: Job, ranks: int) -> float:
+    """What the disk takes for the bytes of all ranks, each in a file of its own, while nothing else happens."""
+    turns = zip(*(job.events(rank, "disk") for rank in range(ranks)))
+    return statistics.median(max(entry["seconds"] for entry in entries) for entries in turns)
 
 
 def table(figures: Figures, copy: float, size: float, ranks: int) -> str:

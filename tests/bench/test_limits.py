@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import pathlib
+
+import pytest
 import torch
 
 from bench.base import limits
@@ -25,3 +29,11 @@ def test_every_thread_copies_its_share_of_all_bytes() -> None:
     copy()
     copied = copy._kept[1].numpy().tobytes()
     assert copied == b"".join(tensor.numpy().tobytes() for tensor in tensors)
+
+
+def test_write_to_the_disk_has_all_bytes_synced_and_leaves_nothing(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda file: synced.append(os.fstat(file).st_size))
+    assert limits.time_direct_write(tmp_path, (9 << 20) + 123) > 0
+    assert synced == [(9 << 20) + 123]
+    assert not list(tmp_path.iterdir())
