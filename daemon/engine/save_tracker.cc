@@ -236,7 +236,8 @@ std::string SaveTracker::SavesInstead(const Save& save) const {
     const Part* part = waiting.FindPart(rank);
     return waiting.Contributes(rank) && (part == nullptr || !part->begun);
   };
-  for (const auto& [id, other] : saves_->all()) {
+  for (const auto& entry : saves_->all()) {
+    const Save* const other = entry.second;
     if (other == &save || other->run->uid != save.run->uid || other->world_size != save.world_size) continue;
     const bool is_waited_for = std::any_of(save.parts.begin(), save.parts.end(), [&](const auto& part) {
       return part.second.begun && waits_for(*other, part.first);
