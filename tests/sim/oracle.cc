@@ -135,6 +135,22 @@ void Oracle::ToldFenced(int run, int64_t attempt) {
   r.told_fenced = std::max(r.told_fenced, attempt);
 }
 
+void Oracle::Joined(int run, int64_t attempt, int rank, const std::string& process) {
+  Run& r = runs_[run];
+  const auto acting = r.acting.find({attempt, rank});
+  const bool other_acted = acting != r.acting.end() && acting->second != process;
+  const auto [before, daemon] = std::exchange(r.joined[{attempt, rank}], {process, daemon_});
+  if (before.empty() || before == process) return;
+  if (other_acted || daemon == daemon_) {
+    Violated(absl::StrCat(process, " becomes rank ", rank, " of attempt ", attempt, " of run ", run,
+                          ", which ", before, " was before", other_acted ? ", and has acted" : ""));
+  }
+  for (auto& [name, save] : saves_) {
+    const bool is_of_attempt = name.run == run && name.attempt == attempt;
+    if (is_of_attempt && save.told.erase(rank) > 0 && save.told.empty()) save.outcome.reset();
+  }
+}
+
 void Oracle::ResumeSent(int run, int64_t attempt) {
   Run& r = runs_[run];
   r.resume_at_least.try_emplace(attempt, r.newest_reported);
@@ -229,6 +245,7 @@ void Oracle::OutcomeReported(const SaveName& save, int rank, v1::Level level, co
                           reason, ", another heard ", v1::Level_Name(*s.outcome)));
   }
   if (!s.outcome || *s.outcome == v1::INDETERMINATE) s.outcome = level;
+  s.told.insert(rank);
   if (committed) {
     Run& r = runs_[save.run];
     ++commits_;

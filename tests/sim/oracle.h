@@ -72,6 +72,14 @@ class Oracle {
     RequestSent(run, attempt);
   }
   void ToldFenced(int run, int64_t attempt);
+  // A daemon has made the process a rank of the attempt. A process that was this rank with an earlier daemon,
+  // and of which no Begin or Resume took effect, is in no record: saves never began for it. What it was told
+  // of them says nothing of the saves of the new process, which may have the same names.
+  void Joined(int run, int64_t attempt, int rank, const std::string& process);
+  // A Begin or Resume of the process took effect: nobody else becomes this rank of the attempt.
+  void Acted(int run, int64_t attempt, int rank, const std::string& process) {
+    runs_[run].acting.try_emplace({attempt, rank}, process);
+  }
   // The attempt must resume at least from the newest checkpoint that was known to be committed when it first
   // asked.
   void ResumeSent(int run, int64_t attempt);
@@ -155,6 +163,9 @@ class Oracle {
  private:
   struct Run {
     int64_t acted = 0, asked = 0, told_fenced = 0;
+    // Processes, by attempt and rank; with the number of the daemon that has let them join last.
+    std::map<std::pair<int64_t, int>, std::pair<std::string, int64_t>> joined;
+    std::map<std::pair<int64_t, int>, std::string> acting;
     int takeovers = 0;  // Joins with takeover whose attempt, which may act already, is not known yet.
     int64_t latest = 0;
     std::map<std::string, int64_t> newest_of_tag;  // Published, with the highest sequence of the tag.
@@ -182,6 +193,7 @@ class Oracle {
     bool excused = false;
     bool suspect = false;                 // A rank has sealed it as suspect.
     std::optional<v1::Level> outcome;     // COMMITTED, or how the save failed.
+    std::set<int> told;                   // The ranks that were told the outcome.
     int64_t published = 0;                // Sequence.
     std::optional<int64_t> known_before;  // What was moved in and known when a rank first began it,
     int64_t moved_in_before = 0;          // and what was moved in when it was published.

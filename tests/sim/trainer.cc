@@ -141,6 +141,7 @@ void Trainer::Join() {
                   absl::StrCat(Who(), " reconnected and was given attempt ", answer->attempt()));
             }
             attempt_ = answer->attempt();
+            world_.oracle().Joined(launch_->run, attempt_, rank_, instance_);
             joined_ = true;
             for (const std::string& warning : answer->warnings()) {
               if (warning.find("is fenced off now") == std::string::npos) continue;
@@ -227,6 +228,7 @@ void Trainer::Resume() {
         }
         world_.oracle().RequestTookEffect(launch_->run, attempt_, before, "Resume");
         acted_ = true;
+        world_.oracle().Acted(launch_->run, attempt_, rank_, instance_);
         finishing_ = 0;
         world_.oracle().Resumed(launch_->run, attempt_, answer->checkpoint().sequence(),
                                 answer->checkpoint().tag(), allows_suspect_);

@@ -209,6 +209,7 @@ void Trainer::Begin(SavingPtr saving) {
             if (answer->level() != v1::SKIPPED) {
               world_.oracle().RequestTookEffect(launch_->run, attempt_, before, "Begin");
               acted_ = true;
+              world_.oracle().Acted(launch_->run, attempt_, rank_, instance_);
             }
             saving->begun = true;
             saving->sequence = answer->sequence();
