@@ -65,6 +65,8 @@ class NodesLedger : public Ledger {
   void Admit(int64_t attempt, Answer<absl::StatusOr<int64_t>> answer) override;
   // No-op: NodesRun raises it to the highest in the root, with each registration and at each scan.
   void RaiseSequence(int64_t) override {}
+  // No-op: NodesRun does, with each registration.
+  void RaiseAttempt(int64_t) override {}
   void Commit(int64_t sequence, Answer<absl::Status> answer) override;
   // SHARED_ROOT_UNSUPPORTED.
   void AdmitAdopted(int64_t above, int64_t below, int64_t more,

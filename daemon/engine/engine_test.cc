@@ -622,6 +622,44 @@ TEST_F(EngineTest, SaveOfEarlierAttemptMissingFromHistoryIsKnownAfterItWasReplac
   EXPECT_EQ(outcomes[1].tag(), "three");
 }
 
+TEST_F(EngineTest, AttemptOfACheckpointThatTheRecordDoesNotKnowIsNotGivenAgain) {
+  SaveAll(Launch("a", 1), "one", 1);
+  disks_[1]->run_record.Clear();  // Somebody has removed .ckptd while no daemon ran.
+  Start(16);
+  SaveAll(Launch("b", 1), "one", 1);
+  EXPECT_THAT(Tags(), ElementsAre("one"));
+  EXPECT_EQ(disks_[1]->committed.rbegin()->first, 2);
+  EXPECT_EQ(disks_[1]->committed.rbegin()->second.summary.attempt(), 2);
+}
+
+TEST_F(EngineTest, AttemptThatTheHistoryNamesIsNotGivenAgain) {
+  SaveAll(Launch("a", 1), "one", 1);
+  disks_[1]->run_record.clear_launches();  // They were of a checkpoint that was moved in, and is gone again.
+  disks_[1]->committed.clear();
+  Start(16);
+  SaveAll(Launch("b", 1), "one", 1);
+  EXPECT_THAT(Tags(), ElementsAre("one"));
+}
+
+TEST_F(EngineTest, AttemptOfACheckpointThatWasMovedInIsNotGivenAgain) {
+  auto sessions = Launch("a", 1);
+  SaveAll(sessions, "one", 1);
+  CommittedCheckpoint moved = disks_[1]->committed.begin()->second;
+  moved.summary.set_tag("moved");
+  moved.summary.set_sequence(100);
+  moved.summary.set_attempt(2);
+  disks_[1]->committed[100] = moved;
+  ios_[1]->publish_result.root_has_new_checkpoints = true;
+  SaveAll(sessions, "two", 2);  // Its commit finds the checkpoint.
+  ios_[1]->publish_result.root_has_new_checkpoints = false;
+  EXPECT_THAT(Tags(), ElementsAre("moved", "two", "one"));
+  SaveAll(sessions, "three", 3);  // The launch that runs goes on.
+  auto later = Launch("b", 1);
+  SaveAll(later, "moved", 4);
+  EXPECT_THAT(Tags(), ElementsAre("moved", "three", "two", "one"));
+  EXPECT_EQ(disks_[1]->committed.rbegin()->second.summary.attempt(), 3);
+}
+
 TEST_F(EngineTest, NewProcessOfEndedRankStartsAttemptThatOthersJoin) {
   auto sessions = Launch("a", 2);
   for (SessionId session : sessions) engine_->SessionClosed(session, "killed");

@@ -15,6 +15,22 @@ namespace {
 // More outcomes cannot have been on their way to the history when a daemon was killed.
 constexpr int kMaxMissing = 16;
 
+// The newest attempt that has saved one of the checkpoints; 0: there is none.
+int64_t HighestAttempt(const Catalog& catalog) {
+  int64_t highest = 0;
+  for (const auto& [sequence, checkpoint] : catalog.committed())
+    highest = std::max(highest, checkpoint.summary.attempt());
+  return highest;
+}
+
+// The newest attempt that the history names; 0: there is none.
+int64_t HighestAttempt(const storage::v1::RunRecord& record) {
+  int64_t highest = 0;
+  for (const storage::v1::Outcome& outcome : record.outcomes())
+    highest = std::max(highest, outcome.attempt());
+  return highest;
+}
+
 }  // namespace
 
 absl::StatusOr<Run*> Engine::Impl::FindRun(const Caller& caller, const std::string& name) {
@@ -47,6 +63,7 @@ void Engine::Impl::LoadSnapshot(Run* run, RootSnapshot snapshot) {
     // A rescan: what the ledger knows is newer, but for a checkpoint that somebody has moved in.
     if (!run->catalog.committed().empty())
       run->ledger->RaiseSequence(run->catalog.committed().rbegin()->first);
+    run->ledger->RaiseAttempt(HighestAttempt(run->catalog));
     return;
   }
   if (run->shared != nullptr) return UseSharedLedger(run);
@@ -62,11 +79,18 @@ void Engine::Impl::LoadSnapshot(Run* run, RootSnapshot snapshot) {
     ended_.ForgetLost(run, outcome.attempt(), outcome.tag());
     if (outcome.level() >= v1::FAILED) ended_.AddFailure(run, ToWire(*run, outcome));
   }
-  run->SetLedger(std::make_unique<LocalLedger>(
+  // The record may not know all attempts that have saved: it was moved away, or a checkpoint was moved in.
+  // The attempt is part of a save's name, so a new save with the name of an old one would be refused as
+  // committed already.
+  const int64_t highest_attempt =
+      std::max({HighestAttempt(run->catalog), HighestAttempt(record), recovery_.HighestAttempt(*run)});
+  auto ledger = std::make_unique<LocalLedger>(
       std::move(record), std::max(snapshot.highest_sequence, recovery_.HighestSequence(*run)),
       [io = run->io.get()](const storage::v1::RunRecord& what, absl::AnyInvocable<void(absl::Status)> done) {
         io->SaveRunRecord(what, std::move(done));
-      }));
+      });
+  ledger->RaiseAttempt(highest_attempt);
+  run->SetLedger(std::move(ledger));
   run->ledger->WatchActiveAttempt([run](int64_t attempt) { run->active_attempt = attempt; });
   RecordMissingOutcomes(run, snapshot.recovered);
   RecordLostSaves(run, snapshot.recovered);

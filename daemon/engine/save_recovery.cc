@@ -150,6 +150,14 @@ int64_t SaveRecovery::HighestSequence(const Run& run) const {
   return highest;
 }
 
+int64_t SaveRecovery::HighestAttempt(const Run& run) const {
+  int64_t highest = 0;
+  for (const Inherited& save : inherited_) {
+    if (IsOf(run, save)) highest = std::max(highest, save.record.checkpoint().attempt());
+  }
+  return highest;
+}
+
 bool SaveRecovery::Holds(const Run& run, int64_t sequence) const {
   return std::any_of(inherited_.begin(), inherited_.end(), [&](const Inherited& save) {
     return IsOf(run, save) && save.record.checkpoint().sequence() == sequence;

@@ -48,6 +48,8 @@ class SaveRecovery {
   void Inherit(std::vector<storage::v1::SealedSave> saves);
   // The highest sequence of the run's inherited saves; 0: none. The ledger gives out higher ones only.
   int64_t HighestSequence(const Run& run) const;
+  // The newest attempt that has sealed one of them; 0: there is none.
+  int64_t HighestAttempt(const Run& run) const;
   // A save with this sequence was inherited and waits for its root to open.
   bool Holds(const Run& run, int64_t sequence) const;
   // The root was opened and recovered: the disk's parts of these saves are published, or gone.

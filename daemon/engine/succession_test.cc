@@ -292,10 +292,21 @@ TEST_F(SuccessionTest, TrainerWithoutSealAnswerHearsHowSaveEnds) {
   EXPECT_EQ(Seal(rank, request).get().level(), v1::COMMITTED);
 }
 
-// If the user has moved the run's record away, as ROOT_UNREADABLE advises, attempts start at 1 again.
-TEST_F(SuccessionTest, RefusesSealOfOtherAttemptWithSameOrdinal) {
+// The user has moved the run's record away, as ROOT_UNREADABLE advises.
+TEST_F(SuccessionTest, AttemptOfAnInheritedSaveIsNotGivenAgain) {
   SealAll(Launch("a", 1), "step_1", 100);
   disks_[1]->run_record.Clear();
+  Crash();
+  RecoverAndHold();
+  EXPECT_EQ(Join(Trainer("b/0"), 0, 1, "b").get().attempt(), 2);
+}
+
+// The user has put a record in the place of the run's own that gives its attempt to another launch.
+TEST_F(SuccessionTest, RefusesSealOfOtherAttemptWithSameOrdinal) {
+  SealAll(Launch("a", 1), "step_1", 100);
+  storage::v1::Launch& launch = *disks_[1]->run_record.mutable_launches(0);
+  launch.set_launch_id("b");
+  launch.clear_instances();
   Crash();
   RecoverAndHold();
   SessionId other = Trainer("b/0");

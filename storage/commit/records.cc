@@ -69,10 +69,10 @@ absl::Status Store(FileSystem& fs, Handle dir, std::string_view name, const Fram
 
 absl::StatusOr<std::optional<RunRecord>> LoadRunRecord(FileSystem& fs, Handle node,
                                                        const std::string& node_path) {
-  return Load<RunRecord>(
-      fs, node,
-      {kRunName, absl::StrCat(node_path, "/", std::string(kRunName)), kRunRecordFrame,
-       "attempts are numbered anew, and how past saves ended is forgotten; no checkpoint is lost"});
+  return Load<RunRecord>(fs, node,
+                         {kRunName, absl::StrCat(node_path, "/", std::string(kRunName)), kRunRecordFrame,
+                          "attempts are numbered from those of the checkpoints on, and how past saves ended "
+                          "is forgotten; no checkpoint is lost"});
 }
 
 absl::Status StoreRunRecord(FileSystem& fs, Handle node, const RunRecord& record) {

@@ -65,6 +65,9 @@ class Ledger {
   // A scan has found a checkpoint of this sequence in the root. If it is above the last one that was given,
   // somebody has moved the checkpoint in; the next one is above it.
   virtual void RaiseSequence(int64_t found) = 0;
+  // The root holds, or has held, a checkpoint of this attempt. New attempts come after it: an attempt is part
+  // of a save's name. Attempts that have joined go on. Durable as soon as an attempt above it acts.
+  virtual void RaiseAttempt(int64_t found) = 0;
 
   // Answers with the sequence of a checkpoint that another program wrote. It is remembered durably before the
   // answer and never given again. It is one of those reserved for adoption, above `above` and below `below`,

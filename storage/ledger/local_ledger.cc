@@ -68,16 +68,30 @@ absl::Status LocalLedger::CheckNotFenced(int64_t attempt) const {
   return attempt < active ? Fenced(attempt, active) : absl::OkStatus();
 }
 
-LocalLedger::Launch& LocalLedger::AddLaunch(const JoinSpec& spec, int generation) {
+int64_t LocalLedger::newest_attempt() const {
   int64_t newest = 0;
   for (const Launch& launch : record_.launches()) newest = std::max(newest, launch.attempt());
+  return newest;
+}
+
+LocalLedger::Launch& LocalLedger::AddLaunch(int64_t attempt) {
   while (record_.launches_size() >= kRememberedLaunches) record_.mutable_launches()->DeleteSubrange(0, 1);
   Launch& launch = *record_.add_launches();
+  launch.set_attempt(attempt);
+  return launch;
+}
+
+LocalLedger::Launch& LocalLedger::AddLaunch(const JoinSpec& spec, int generation) {
+  Launch& launch = AddLaunch(newest_attempt() + 1);
   launch.set_launch_id(spec.launch_id);
   launch.set_generation(generation);
-  launch.set_attempt(newest + 1);
   launch.set_world_size(spec.world_size);
   return launch;
+}
+
+void LocalLedger::RaiseAttempt(int64_t found) {
+  // The launch has no id: JoinNow takes no process for one of its own.
+  if (found > newest_attempt()) AddLaunch(found);
 }
 
 absl::StatusOr<int64_t> LocalLedger::Bind(Launch& launch, const JoinSpec& spec) {

@@ -30,6 +30,7 @@ class LocalLedger : public Ledger {
   void WatchActiveAttempt(std::function<void(int64_t attempt)> changed) override;
   void Admit(int64_t attempt, Answer<absl::StatusOr<int64_t>> answer) override;
   void RaiseSequence(int64_t found) override;
+  void RaiseAttempt(int64_t found) override;
   void AdmitAdopted(int64_t above, int64_t below, int64_t more,
                     Answer<absl::StatusOr<int64_t>> answer) override;
   void Commit(int64_t sequence, Answer<absl::Status> answer) override;
@@ -55,6 +56,8 @@ class LocalLedger : public Ledger {
   bool RunsBeside(const Launch& launch, const std::string& job) const;
   bool IsHeldByOther(const std::string& instance, const JoinSpec& spec) const;
   absl::StatusOr<int64_t> Bind(Launch& launch, const JoinSpec& spec);
+  int64_t newest_attempt() const;
+  Launch& AddLaunch(int64_t attempt);
   Launch& AddLaunch(const JoinSpec& spec, int generation);
   Launch* Find(int64_t attempt);
   const Launch* Find(int64_t attempt) const;

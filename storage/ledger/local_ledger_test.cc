@@ -113,6 +113,25 @@ TEST_F(LocalLedgerTest, NumbersLaunchesInTheirOrder) {
   EXPECT_EQ(*Join(0, "restart 2", "c"), 2);
 }
 
+TEST_F(LocalLedgerTest, NewAttemptsComeAfterThoseOfTheRoot) {
+  ledger_->RaiseAttempt(7);
+  EXPECT_EQ(*Join(0, "x", "a"), 8);
+  ledger_->RaiseAttempt(7);
+  ASSERT_TRUE(Activate(8).ok());
+  Start(saved_);
+  EXPECT_EQ(*Join(0, "x", "a"), 8);
+  EXPECT_EQ(*Join(0, "y", "b"), 9);
+}
+
+TEST_F(LocalLedgerTest, LaunchOfALowerAttemptThanTheRootHasGoesOn) {
+  ASSERT_EQ(*Join(0, "x", "a", /*world_size=*/2), 1);
+  ledger_->RaiseAttempt(7);
+  EXPECT_EQ(*Join(1, "x", "b", /*world_size=*/2), 1);
+  EXPECT_TRUE(Activate(1).ok());
+  ledger_->ProcessEnded("a");
+  EXPECT_EQ(*Join(0, "x", "c", /*world_size=*/2), 8);
+}
+
 TEST_F(LocalLedgerTest, ProcessThatReconnectsKeepsItsAttempt) {
   EXPECT_EQ(*Join(0, "x", "a"), 1);
   ledger_->ProcessEnded("a");
