@@ -65,7 +65,7 @@ class NodesLedger : public Ledger {
   void Admit(int64_t attempt, Answer<absl::StatusOr<int64_t>> answer) override;
   // No-op: NodesRun raises it to the highest in the root, with each registration and at each scan.
   void RaiseSequence(int64_t) override {}
-  // No-op: NodesRun does, with each registration.
+  // Likewise.
   void RaiseAttempt(int64_t) override {}
   void Commit(int64_t sequence, Answer<absl::Status> answer) override;
   // SHARED_ROOT_UNSUPPORTED.

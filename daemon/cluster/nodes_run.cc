@@ -170,6 +170,7 @@ void NodesRun::EndRegistration() {
 // the root's would be taken for a checkpoint that is there.)
 void NodesRun::BindRoot() {
   bound_through_ = newest_;
+  bound_attempt_ = highest_attempt_;
   const LedgerKeys keys(prefix_);
   const auto refused = std::make_shared<absl::Status>();
   const auto bind = [this, keys, refused](LedgerCalls::Answer<absl::Status> done) {
@@ -531,8 +532,10 @@ void NodesRun::ApplyDecided(RootSnapshot* root) {
                      ", is listed again: it was put back after its removal, or the save that was to "
                      "replace it has failed"));
   }
-  // Somebody has moved a checkpoint in: saves that begin from now on come after it.
-  if (saves_ != nullptr && newest_ > bound_through_ && !saves_->Shown(newest_)) BindRoot();
+  // Somebody has moved a checkpoint in: saves that begin, and attempts that join, from now on come after it.
+  if (saves_ != nullptr &&
+      (highest_attempt_ > bound_attempt_ || (newest_ > bound_through_ && !saves_->Shown(newest_))))
+    BindRoot();
   listed_ = nullptr;
   const int64_t replacing = LastReplacing();
   for (auto going = evicting_.begin(); going != evicting_.lower_bound(replacing); ++going)

@@ -196,7 +196,8 @@ class NodesRun : public SharedRun, public NodesReading {
   // What the root has shown: the highest sequence and term in it, the sequence of the newest checkpoint, and
   // the newest attempt that has saved one.
   int64_t highest_ = 0, highest_term_ = 0, newest_ = 0, highest_attempt_ = 0;
-  int64_t bound_through_ = 0;  // The newest one when the root was compared last.
+  // Of those, the newest checkpoint and the newest attempt when the root was compared last.
+  int64_t bound_through_ = 0, bound_attempt_ = 0;
   std::optional<NodeIdentity> node_;
 
   // From the opening of the root on.

@@ -1931,6 +1931,22 @@ TEST_P(NodesRunContract, AttemptOfACheckpointThatEtcdHasForgottenIsNotGivenAgain
   for (Node& node : all_) EXPECT_EQ(Join(node, "launch2").value_or(-1), 8);
 }
 
+TEST_P(NodesRunContract, AttemptOfACheckpointThatWasMovedInIsNotGivenAgain) {
+  SaveAll("step_1");
+  const auto scan = [this](int64_t expected) {
+    const auto scanned =
+        Ask<absl::StatusOr<RootSnapshot>>([&](auto done) { Other().io->Rescan(std::move(done)); });
+    EXPECT_TRUE(scanned.ok() && scanned->committed.contains(expected)) << scanned.status();
+    RunFor(seconds(20));
+  };
+  root_.tags["moved"] = 100;
+  scan(100);
+  root_.tags["moved, but not the newest"] = 50;
+  root_.attempts[50] = 7;
+  scan(50);
+  for (Node& node : all_) EXPECT_EQ(Join(node, "launch2").value_or(-1), 8);
+}
+
 TEST_P(NodesRunContract, LaunchJoinsAgainAlsoAfterAnAttemptThatEtcdHasForgotten) {
   for (Node& node : all_) Kill(node);
   root_.tags["step_2"] = 2;
