@@ -98,8 +98,9 @@ def test_daemon_that_is_restarted_says_what_it_loses(cluster, launch, coordinate
     assert words(ranks.save("step_1", 1)) == {"committed"}
     node = cluster.coordinator() if coordinates else cluster.followers()[0]
     *sealed, late = ranks.ranks_off(node)
+    own, unsealed = ranks.ranks_on(node)  # So the node's part cannot be durable before the daemon ends.
     ranks.do("me.begin('step_2', 2)")
-    ranks.do("me.seal()", [*ranks.ranks_on(node), *sealed])
+    ranks.do("me.seal()", [own, *sealed])
     ranks.start("me.outcome()", sealed)
     assert node.end() == 0, node.log()
     heard = ranks.outcomes(sealed)
@@ -107,8 +108,8 @@ def test_daemon_that_is_restarted_says_what_it_loses(cluster, launch, coordinate
     said = f'the daemon of node "{node.name}" was asked to end'
     assert [outcome.message for outcome in heard.values() if said not in outcome.message] == []
     node.start()
-    ranks.start("me.outcome()", [late])
-    assert words(ranks.outcomes([late])) == {"NODE_LOST"}
+    ranks.start("me.outcome()", [late, unsealed])
+    assert words(ranks.outcomes([late, unsealed])) == {"NODE_LOST"}
     ranks.start("me.save('step_3', 3)")
     assert_all_hear(ranks.outcomes(), "committed", [], PROMPT_SECONDS)
     assert tags(cluster.root) == ["step_3", "step_1"]

@@ -130,7 +130,7 @@ def test_daemon_is_started_with_the_configuration_of_the_arguments(program: Scri
     for line in (
         f'socket_path: "{tmp_path}/a \\"quoted\\" folder/ckptd.sock"',
         'socket_mode: "0600"',
-        "pool { bytes: 67108864 }",
+        "pool { bytes: 67108864 idle_seconds: 3600 }",
         "io { backend: BACKEND_THREADS }",
         "metrics { port: -1 }",
         'log { level: "debug" }',
