@@ -593,6 +593,32 @@ TEST_F(SharedSavesTest, WhatIsLeftAloneIsAskedAgainIfACheckpointComesMeanwhile) 
   EXPECT_THAT(disks_[1]->evicted, ElementsAre());
 }
 
+// The policy of a save is heard before its checkpoint is read: then the ledger is asked about the launch of an
+// older one, which could resume.
+TEST_F(SharedSavesTest, NothingIsRemovedBeforeTheCheckpointIsSeenWhoseSaveNamesThePolicy) {
+  PutInRoot("one_1", 1);
+  PutInRoot("one_2", 2);
+  LookAtRoot();
+  nodes_->has_office = true;
+  nodes_->hooks.office_changed();
+  LookAtRoot();
+  ActivateFirstAttempt();
+  nodes_->ledger()->DecideResume(1, {"one_2", 2}, [](const auto& choice) { EXPECT_TRUE(choice.ok()); });
+  nodes_->ledger()->ResumeFailed(1, 2);
+  nodes_->hooks.newest_committed(6, KeepLast(1));
+  RunQueued();
+  EXPECT_THAT(disks_[1]->evicted, ElementsAre());
+  PutInRoot("other_1", 6);
+  disks_[1]->committed[6].summary.set_attempt(1);
+  LookAtRoot();
+  EXPECT_THAT(disks_[1]->evicted, ElementsAre());
+  PutInRoot("other_2", 7);
+  disks_[1]->committed[7].summary.set_attempt(1);
+  nodes_->hooks.newest_committed(7, KeepLast(1));
+  LookAtRoot();
+  EXPECT_THAT(disks_[1]->evicted, ElementsAre("other_1"));
+}
+
 // The pointer file may have another checkpoint's name since this node has coordinated last, or be all that
 // keeps one.
 TEST_F(SharedSavesTest, NothingIsRemovedBeforeTheNewCoordinatorHasReadThePointerFiles) {
