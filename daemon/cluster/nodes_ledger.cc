@@ -1,8 +1,10 @@
 #include "daemon/cluster/nodes_ledger.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "daemon/etcd/etcd_errors.h"
 #include "daemon/ledger/launch_roots.h"
 #include "storage/base/errors.h"
 #include "storage/base/reasons.h"
@@ -47,6 +49,15 @@ void NodesLedger::SetNode(const NodeIdentity* node) {
 void NodesLedger::OnTick() {
   calls_.OnTick();
   if (ledger_ != nullptr) ledger_->OnTick();
+  while (!after_telling_.empty() && after_telling_.front().deadline <= clock_->Now()) {
+    Activation late = std::move(after_telling_.front());
+    after_telling_.pop_front();
+    late.answer(
+        MakeError(absl::StatusCode::kUnavailable, ledger_reason::kUnavailable,
+                  absl::StrCat("etcd has not answered that a rank could not resume in ", options_.path,
+                               ", which it must know before this node saves; look whether this node "
+                               "can reach it")));
+  }
 }
 
 template <typename T>
@@ -157,6 +168,8 @@ void NodesLedger::ProcessEnded(const std::string& instance) {
 // Etcd is asked once for each attempt: what the attempt does afterwards is compared with the one that acts
 // then. So a Begin waits for etcd no longer than its own deadline.
 void NodesLedger::Activate(int64_t attempt, Answer<absl::Status> answer) {
+  if (telling_ > 0)
+    return after_telling_.push_back({attempt, clock_->Now() + options_.patience, std::move(answer)});
   if (attempt == activated_ && active_ <= attempt) return answer(absl::OkStatus());
   Ask<absl::Status>(
       absl::StrCat("to let attempt ", attempt, " act in"),
@@ -211,12 +224,17 @@ void NodesLedger::DecidedResume(int64_t attempt, Answer<absl::StatusOr<std::opti
 }
 
 void NodesLedger::ResumeFailed(int64_t attempt, int64_t sequence) {
+  ++telling_;
   calls_.Ask<absl::Status>(
       "to say that a rank could not resume", Instant::max(),
       [this, attempt, sequence](Answer<absl::Status> done) {
         ledger_->ResumeFailed(attempt, sequence, std::move(done));
       },
-      [](const absl::Status&) {});
+      [this](const absl::Status&) {
+        if (--telling_ > 0) return;
+        for (Activation& waiting : std::exchange(after_telling_, {}))
+          Activate(waiting.attempt, std::move(waiting.answer));
+      });
 }
 
 void NodesLedger::AskDecided(int64_t attempt, Answer<absl::StatusOr<std::optional<ResumeChoice>>> answer) {

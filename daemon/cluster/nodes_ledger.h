@@ -3,6 +3,7 @@
 #define CKPTD_DAEMON_CLUSTER_NODES_LEDGER_H_
 
 #include <chrono>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -72,7 +73,8 @@ class NodesLedger : public Ledger {
   void AdmitAdopted(int64_t above, int64_t below, int64_t more,
                     Answer<absl::StatusOr<int64_t>> answer) override;
 
-  // Asked of etcd until it answers.
+  // Asked of etcd until it answers. Until then Activate waits: a save of this node must not be committed
+  // before the coordinator can know that retention is to leave other checkpoints alone.
   void ResumeFailed(int64_t attempt, int64_t sequence) override;
   // The next DecidedResume tells etcd, and makes record().retained_through() what etcd says, before its
   // answer.
@@ -88,6 +90,11 @@ class NodesLedger : public Ledger {
   struct PendingJoin {
     JoinSpec spec;
     Answer<absl::StatusOr<int64_t>> answer;
+  };
+  struct Activation {
+    int64_t attempt = 0;
+    Instant deadline;
+    Answer<absl::Status> answer;
   };
   // Of the processes of one launch: those that come while its root is compared are served by the next time.
   struct Claims {
@@ -119,7 +126,9 @@ class NodesLedger : public Ledger {
   std::function<void(int64_t)> active_changed_;
   int64_t active_ = -1;          // For all that is known; the watcher, if there is one, knows it.
   std::set<int64_t> committed_;  // Attempts, of which etcd has not been told.
-  int64_t activated_ = -1;       // The last attempt that this node has let act.
+  int telling_ = 0;              // Calls of ResumeFailed that etcd has not answered.
+  std::deque<Activation> after_telling_;
+  int64_t activated_ = -1;  // The last attempt that this node has let act.
   storage::v1::RunRecord record_;
 };
 

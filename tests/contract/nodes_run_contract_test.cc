@@ -530,6 +530,29 @@ TEST_P(NodesRunContract, NodeThatIsRegisteredAnewLosesWhatItHasNotSealed) {
   SaveAll("step_2");
 }
 
+// Else the coordinator could commit a save of this node, and remove what it failed to load, before it hears
+// of that.
+TEST_P(NodesRunContract, NodeThatCouldNotResumeSavesWhenEtcdKnowsThat) {
+  Node& node = all_[0];  // It has activated the attempt.
+  node.pause.Begin();
+  node.run->ledger()->ResumeFailed(1, 1);
+  absl::Status active = absl::UnknownError("no answer yet");
+  node.run->ledger()->Activate(1, [&](const absl::Status& answer) { active = answer; });
+  RunFor(seconds(1));
+  EXPECT_EQ(active.code(), absl::StatusCode::kUnknown) << active;
+  node.pause.End();
+  RunUntil([&] { return active.code() != absl::StatusCode::kUnknown; });
+  EXPECT_EQ(active, absl::OkStatus());
+
+  CutOff(node, true);
+  node.run->ledger()->ResumeFailed(1, 1);
+  active = absl::UnknownError("no answer yet");
+  node.run->ledger()->Activate(1, [&](const absl::Status& answer) { active = answer; });
+  RunUntil([&] { return active.code() != absl::StatusCode::kUnknown; });
+  EXPECT_EQ(ReasonOf(active), "LEDGER_UNAVAILABLE") << active;
+  CutOff(node, false);
+}
+
 // The coordinator follows nodes and votes by two watches.
 TEST_P(NodesRunContract, VoteThatIsHeardAfterTheNextRegistrationOfItsNodeIsLookedAt) {
   SaveAll("step_1");  // The next one is made in advance, and the last vote admits it.
