@@ -99,6 +99,9 @@ def _run_in_child(each: Case, variant: str, folder: pathlib.Path, write: int) ->
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(nothing, descriptor)
+    # A fork takes no threads along: OpenMP would wait for them for ever, and torch makes its pool anew in the first thread
+    # that computes, where a second one that computes at that moment fails ("Invalid thread pool!").
+    torch.set_num_threads(1)
     try:
         pair = PAIRS[each.framework]
         saves, loads = VARIANTS[variant]
@@ -140,7 +143,6 @@ def preload() -> None:
     """Imports what most cases need, once for all of their processes."""
     for name in ("torch", "torch.distributed.checkpoint", "numpy", "pytorch_lightning", "transformers"):
         importlib.import_module(name)
-    torch.set_num_threads(1)  # A fork takes no threads along, and OpenMP waits for them for ever.
 
 
 def run_all(chosen: List[Case], endpoint: str, say: bool = False) -> Iterator[Tuple[Case, str, Result]]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import os
 import pathlib
 import re
+import threading
 import time
 from typing import Any, Iterator
 
 import pytest
+import torch
 
 from conformance import page, runner
 from conformance.__main__ import defects
@@ -50,6 +53,17 @@ def end(*_: Any) -> None:
     os._exit(3)
 
 
+def compute_in_two_threads(*_: Any) -> None:
+    barrier = threading.Barrier(2)
+
+    def compute(_: int) -> None:
+        barrier.wait(60)
+        torch.full((200_000,), 1.0).sum()
+
+    with concurrent.futures.ThreadPoolExecutor(2) as threads:
+        list(threads.map(compute, range(2)))
+
+
 def raise_(error: BaseException) -> Any:
     def run(*_: Any) -> None:
         raise error
@@ -80,6 +94,11 @@ def test_runner_tells_what_a_case_has_found(run: Any, outcome: str) -> None:
 def test_runner_ends_a_case_that_hangs() -> None:
     result = runner.run(a_case(hang), "stock", deadline=0.5)
     assert result == runner.Result(HANG, "it did not end within 0.5 s")
+
+
+def test_threads_of_a_case_may_compute_at_once() -> None:
+    torch.set_num_threads(torch.get_num_threads())  # What a fork inherits from earlier tests of this process.
+    assert all(runner.run(a_case(compute_in_two_threads), "stock").outcome == RIGHT for _ in range(20))
 
 
 def test_what_stock_does_right_and_ckptd_does_not_is_a_defect() -> None:
