@@ -127,6 +127,7 @@ NewCheckpoints FindNewCheckpoints(FileSystem& fs, Handle root, const std::set<st
     if (entry.type != FileType::kDirectory || known.contains(entry.name)) continue;
     const absl::StatusOr<ManifestSummary> summary = ReadSummary(fs, root, entry.name);
     if (IsMissing(summary.status())) continue;
+    if (IsSomebodyElses(fs, root, entry.name, summary.status()).value_or(false)) continue;
     found.any = true;
     if (summary.ok()) found.highest_sequence = std::max(found.highest_sequence, summary->sequence());
   }

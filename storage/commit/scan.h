@@ -52,7 +52,7 @@ absl::StatusOr<RootScan> ScanRoot(
 
 // The checkpoints among the directories of the root whose names are not among `known`. Best effort: what
 // cannot be read now is found by the next scan. An empty directory, as frameworks make it before they save,
-// is no checkpoint.
+// is no checkpoint, nor is one of another user that this one may not read, such as lost+found.
 struct NewCheckpoints {
   bool any = false;
   int64_t highest_sequence = 0;  // 0: none can be read.

@@ -197,6 +197,15 @@ TEST_F(SharedRootStoreTest, RemovedDirectoryIsMadeAgainByAnyNodeAndOnlyWhatIsInF
   EXPECT_EQ(ReadSmallFile(disk_, disk_.root(), "latest", 100).value_or(""), "step_3");
 }
 
+TEST_F(SharedRootStoreTest, SaveThatWasPublishedIsNotLostWithTheDirectory) {
+  const Store coordinator = Open("a");
+  ASSERT_TRUE(coordinator->BeginTerm(1).ok());
+  const SharedInflight published = Save(*coordinator, "step_1", 1, {});
+  ASSERT_TRUE(RemoveTree(disk_, disk_.root(), "step_1").ok());
+  ASSERT_TRUE(RemoveTree(disk_, disk_.root(), ".ckptd").ok());
+  EXPECT_EQ(coordinator->Find(published).value(), SharedPlace::kNowhere);
+}
+
 TEST_F(SharedRootStoreTest, RootOfAnotherRunIsNotTakenForTheOneThatWasRemoved) {
   const Store first = Open("a");
   ASSERT_TRUE(first->RunId().ok());

@@ -7,6 +7,8 @@
 #include <cerrno>
 #include <chrono>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "storage/base/errors.h"
@@ -47,6 +49,20 @@ void RemoveInPart(CrashDisk& disk, const SharedInflight& save) {
   budget.names = 1;
   ASSERT_FALSE(RemoveShared(OpenShared(disk, disk.root()), save.tag, save.sequence, budget).value());
 }
+
+// One directory is another user's.
+class OthersDirectory : public FaultyFileSystem {
+ public:
+  OthersDirectory(FileSystem* base, std::string name) : FaultyFileSystem(base), name_(std::move(name)) {}
+  absl::StatusOr<FileStat> Stat(Handle dir, std::string_view path) override {
+    absl::StatusOr<FileStat> stat = FaultyFileSystem::Stat(dir, path);
+    if (stat.ok() && path == name_) ++stat->uid;
+    return stat;
+  }
+
+ private:
+  const std::string name_;
+};
 
 class SharedScanTest : public ::testing::Test {
  protected:
@@ -299,6 +315,17 @@ TEST_F(SharedScanTest, ChangeDuringALookIsLookedAtAgain) {
       EXPECT_EQ(scanner.Look()->checkpoints.contains(5), !removes) << at;
     }
   }
+}
+
+// Each publication of a save looks for them, and all nodes scan the root if it finds some.
+TEST_F(SharedScanTest, DirectoryThatThisUserMayNotReadIsANewCheckpointOnlyIfItIsTheirs) {
+  PlantAt(disk_, "lost+found/x", "what fsck has found");
+  PlantAt(disk_, "step_1/.ckptd/manifest", "unreadable");
+  OthersDirectory fs(&disk_, "lost+found");
+  fs.Fail({.op = FsOp::kOpen, .path = "lost+found/", .nth = FsFault::kEvery, .error = EACCES});
+  fs.Fail({.op = FsOp::kOpen, .path = "step_1/", .nth = FsFault::kEvery, .error = EACCES});
+  EXPECT_TRUE(FindNewCheckpoints(fs, disk_.root(), {}).any);
+  EXPECT_FALSE(FindNewCheckpoints(fs, disk_.root(), {"step_1"}).any);
 }
 
 }  // namespace
