@@ -202,8 +202,10 @@ class Engine::Impl {
   AdoptionJobs adoptions_;
   ResumeBarrier resumes_;
 
-  uint64_t pool_uses_ = 0;     // SegmentPool::uses() at the last tick.
-  Instant pool_idle_since_{};  // When memory was last asked for, in use, or given back.
+  uint64_t pool_uses_ = 0;  // SegmentPool::uses() at the last tick.
+  // When memory was last asked for, in use, or given back. An engine may begin with the copies of saves that
+  // it has inherited.
+  Instant pool_idle_since_ = clock_->Now();
   bool draining_ = false;
   std::vector<absl::AnyInvocable<void()>> drained_;
 };

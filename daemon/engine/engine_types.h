@@ -99,9 +99,10 @@ struct EngineOptions {
   int max_pool_percent_per_user = 100;
   int max_reader_pool_percent_per_user = 50;
   Duration over_share_grace = std::chrono::seconds(10);
-  // A run that has been idle for this long is closed and gives up its descriptors and threads. Zero: never.
-  // The pool gives unused memory back when no save and no reader has asked for any in this time; 0: never.
+  // The pool frees the memory that is not in use when no save and no reader has asked for any for this long.
+  // Zero: never.
   Duration idle_pool{};
+  // A run that has been idle for this long is closed and gives up its descriptors and threads. Zero: never.
   Duration idle_root = std::chrono::hours(1);
   // Most open roots (file systems) of one user. A further attach closes the root that is idle longest.
   int roots_per_uid = 256;

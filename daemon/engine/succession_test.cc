@@ -166,6 +166,20 @@ TEST_F(SuccessionTest, NextDaemonPublishesSealedSaveByteForByte) {
   EXPECT_EQ(observer_.ended.size(), 1u);
 }
 
+TEST_F(SuccessionTest, CopyOfAnInheritedSaveIsKeptUntilTheMemoryIsIdle) {
+  engine_options_.idle_pool = std::chrono::seconds(10);
+  resident_segments_ = 16;
+  clock_.now += std::chrono::hours(1);
+  SealAll(Launch("a", 1), "step_1", 100);
+  Crash();
+  Recover();
+  ASSERT_THAT(Tags(), ElementsAre("step_1"));
+  engine_->Tick();
+  EXPECT_EQ(pool_->usage().resident_bytes, kSegment);
+  AdvanceClock(std::chrono::seconds(11));
+  EXPECT_EQ(pool_->usage().resident_bytes, 0);
+}
+
 TEST_F(SuccessionTest, InheritsPointers) {
   pointers_ = {{"latest", "step_1"}};
   SealAll(Launch("a", 2), "step_1", 100);
