@@ -211,13 +211,18 @@ void NodesLedger::RememberResume(int64_t attempt, const ResumeChoice& choice) {
 void NodesLedger::DecidedResume(int64_t attempt, Answer<absl::StatusOr<std::optional<ResumeChoice>>> answer) {
   if (committed_.empty()) return AskDecided(attempt, std::move(answer));
   using Result = absl::StatusOr<int64_t>;
+  // A transaction of etcd has 128 operations at most.
+  constexpr size_t kMostAttempts = 100;
+  while (committed_.size() > kMostAttempts) committed_.erase(committed_.begin());
+  const std::set<int64_t> attempts = std::exchange(committed_, {});
   Ask<Result>(
       "which checkpoints retention leaves alone in",
-      [attempts = std::exchange(committed_, {})](EtcdLedger& ledger, Answer<Result> done) {
-        ledger.Committed(attempts, std::move(done));
-      },
-      [this, attempt, answer = std::move(answer)](const Result& through) mutable {
-        if (!through.ok()) return answer(through.status());
+      [attempts](EtcdLedger& ledger, Answer<Result> done) { ledger.Committed(attempts, std::move(done)); },
+      [this, attempt, attempts, answer = std::move(answer)](const Result& through) mutable {
+        if (!through.ok()) {
+          committed_.insert(attempts.begin(), attempts.end());  // The next question tells etcd.
+          return answer(through.status());
+        }
         record_.set_retained_through(*through);
         AskDecided(attempt, std::move(answer));
       });

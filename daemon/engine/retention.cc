@@ -36,14 +36,19 @@ int64_t RetainedThrough(const Run& run) {
 // either what that one resumes from: a checkpoint has been committed, so one does.
 bool MayRemoveForAll(const Run& run) { return run.shared->coordinates() && run.active_attempt != 0; }
 
-// In a root of one node the publisher says it. A checkpoint of a shared run may be of any node's ranks: the
-// ledger hears of the newest one, which this returns, and makes record().retained_through() what it says
-// then, before its next answer. 0: there is none.
-int64_t NoteCommitted(Run* run) {
+// In a root of one node the publisher tells the ledger which attempts have committed. A checkpoint of a
+// shared run may be of any node's ranks, so the coordinator tells it the attempts of all checkpoints after
+// `told`: several launches may have saved since the ledger was asked last, by this coordinator or by an
+// earlier one. The ledger updates record().retained_through() before its next answer. Returns the newest
+// sequence; 0: there is none.
+int64_t NoteCommitted(Run* run, int64_t told) {
   const auto& committed = run->catalog.committed();
   if (run->shared == nullptr || committed.empty()) return 0;
-  run->ledger->Committed(committed.rbegin()->second.summary.attempt());
-  return committed.rbegin()->first;
+  // The newest one is told each time, so that the ledger asks etcd each time.
+  const int64_t newest = committed.rbegin()->first;
+  for (auto each = committed.upper_bound(std::min(told, newest - 1)); each != committed.end(); ++each)
+    run->ledger->Committed(each->second.summary.attempt());
+  return newest;
 }
 
 // The checkpoints that nothing keeps, oldest first.
@@ -123,7 +128,7 @@ std::vector<int64_t> Retention::PredictedVictims(const Run& run) const {
 void Retention::AskResumed(Run* run, absl::AnyInvocable<void(absl::StatusOr<int64_t>)> answer) {
   ++states_.Of(run).asking;
   const int64_t attempt = run->active_attempt;
-  const int64_t newest = NoteCommitted(run);
+  const int64_t newest = NoteCommitted(run, states_.Of(run).retained_as_of);
   run->ledger->DecidedResume(
       attempt, [this, run, attempt, newest, retained = RetainedThrough(*run), answer = std::move(answer)](
                    absl::StatusOr<std::optional<Ledger::ResumeChoice>> decided) mutable {

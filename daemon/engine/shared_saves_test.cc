@@ -593,8 +593,27 @@ TEST_F(SharedSavesTest, WhatIsLeftAloneIsAskedAgainIfACheckpointComesMeanwhile) 
   EXPECT_THAT(disks_[1]->evicted, ElementsAre());
 }
 
-// The policy of a save is heard before its checkpoint is read: then the ledger is asked about the launch of an
-// older one, which could resume.
+// Two launches have saved since the ledger was asked last, perhaps by another coordinator.
+TEST_F(SharedSavesTest, NewCoordinatorTellsTheLedgerOfEachLaunchThatHasSaved) {
+  PutInRoot("other model", 2);
+  LookAtRoot();
+  ActivateFirstAttempt();
+  nodes_->ledger()->DecideResume(1, {"other model", 2}, [](const auto& choice) { EXPECT_TRUE(choice.ok()); });
+  nodes_->ledger()->ResumeFailed(1, 2);
+  ActivateLaterAttempt();
+  PutInRoot("b", 6);
+  disks_[1]->committed[6].summary.set_attempt(1);
+  PutInRoot("c", 7);
+  disks_[1]->committed[7].summary.set_attempt(2);
+  nodes_->has_office = true;
+  nodes_->hooks.office_changed();
+  nodes_->hooks.newest_committed(7, KeepLast(1));
+  LookAtRoot();
+  EXPECT_THAT(Tags(), ElementsAre("c", "other model"));
+}
+
+// The policy of a save is heard before its checkpoint is read: then the ledger is asked about the launch of
+// an older one, which could resume.
 TEST_F(SharedSavesTest, NothingIsRemovedBeforeTheCheckpointIsSeenWhoseSaveNamesThePolicy) {
   PutInRoot("one_1", 1);
   PutInRoot("one_2", 2);

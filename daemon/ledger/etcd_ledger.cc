@@ -2,6 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "daemon/etcd/etcd_errors.h"
+#include "daemon/etcd/etcd_requests.h"
 #include "storage/base/errors.h"
 #include "storage/base/reasons.h"
 
@@ -277,11 +278,10 @@ void EtcdLedger::ResumeFailed(int64_t attempt, int64_t sequence, Answer<absl::St
 
 void EtcdLedger::Committed(const std::set<int64_t>& attempts,
                            Answer<absl::StatusOr<int64_t>> retained_through) {
+  // The heads of later attempts say which of them have taken the root over.
   std::vector<CompareAndSwap::Range> ranges = {{keys_.Retained()}};
-  for (const int64_t attempt : attempts) {
-    ranges.push_back({keys_.Head(attempt)});
-    ranges.push_back({keys_.Resume(attempt)});
-  }
+  if (!attempts.empty()) ranges.push_back({keys_.Head(*attempts.begin()), false, PrefixEnd(keys_.Heads())});
+  for (const int64_t attempt : attempts) ranges.push_back({keys_.Resume(attempt)});
   Decide<absl::StatusOr<int64_t>>(
       std::move(ranges), "reading which checkpoints retention leaves alone",
       [attempts](LocalLedger& ledger, Answer<absl::StatusOr<int64_t>> decided) {

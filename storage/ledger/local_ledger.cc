@@ -390,6 +390,12 @@ void LocalLedger::ResumeFailed(int64_t attempt, int64_t sequence) {
 void LocalLedger::Committed(int64_t attempt) {
   const Launch* launch = Find(attempt);
   if (launch == nullptr || !launch->resume_failed() || launch->takeover()) return;
+  // A later takeover counts these checkpoints, whoever says of the earlier attempt afterwards that it has
+  // saved.
+  const bool taken_over =
+      std::any_of(record_.launches().begin(), record_.launches().end(),
+                  [attempt](const Launch& later) { return later.attempt() > attempt && later.takeover(); });
+  if (taken_over) return;
   record_.set_retained_through(std::max(record_.retained_through(), launch->resume_sequence()));
 }
 

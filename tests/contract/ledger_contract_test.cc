@@ -666,6 +666,7 @@ TEST_P(LedgerContract, LaunchThatCouldNotResumeSetsTheCheckpointsBeforeItAside) 
   ASSERT_EQ(*Join(takeover), 3);
   ASSERT_TRUE(Activate(3).ok());
   EXPECT_EQ(Committed(2, 1), 0) << "it counts them";
+  EXPECT_EQ(Committed(1), 0) << "also when etcd hears again what the launch before has saved";
   ASSERT_EQ(Decide(3, "five", 5), "five");
   ResumeFailed(3, 5);
   EXPECT_EQ(Committed(3), 0) << "whatever it could not load";

@@ -166,13 +166,13 @@ class FakeSharedRun : public SharedRun {
       answer(MakeError(absl::StatusCode::kDataLoss, reason::kCheckpointDamaged, "a node has found damage"));
     }
     // It hears of that with the next question, whose answer says what has come of it.
-    void Committed(int64_t attempt) override { committed_ = attempt; }
+    void Committed(int64_t attempt) override { committed_.insert(attempt); }
     void DecidedResume(int64_t attempt, Answer<absl::StatusOr<std::optional<ResumeChoice>>> answer) override {
       LocalLedger::DecidedResume(
-          attempt, [this, committed = std::exchange(committed_, 0),
+          attempt, [this, committed = std::exchange(committed_, {}),
                     answer = std::move(answer)](absl::StatusOr<std::optional<ResumeChoice>> now) mutable {
             auto tell = [this, committed, answer = std::move(answer), now]() mutable {
-              LocalLedger::Committed(committed);
+              for (const int64_t each : committed) LocalLedger::Committed(each);
               answer(now);
             };
             if (!nodes_.answers_late) return tell();
@@ -182,7 +182,7 @@ class FakeSharedRun : public SharedRun {
 
    private:
     FakeSharedRun& nodes_;
-    int64_t committed_ = 0;  // The last attempt of which it has not heard.
+    std::set<int64_t> committed_;  // Attempts of which it has not heard.
   };
 
   RootIo* const io_;
