@@ -279,9 +279,12 @@ void NodesRun::OnTick() {
     calls_->SetRegistered(true);
     BindRoot();
   }
-  if (saves_ == nullptr) return ExpireWithoutRegistration();
-  SkipWhereFilesHang();
-  saves_->OnTick();
+  if (saves_ != nullptr) {
+    SkipWhereFilesHang();
+    saves_->OnTick();
+  } else {
+    ExpireWithoutRegistration();
+  }
   FollowLastSaves();
 }
 

@@ -290,18 +290,13 @@ void SharedSaves::OnAnswer(const SaveName& name, Request request, int64_t sequen
   if (!answer.ok()) return OnError(name, request, answer.status());
   part->silent_since.reset();
   part->answered_at = clock_->Now();
-  SharedSave save = answer->save;
+  const SharedSave& save = answer->save;
   if (IsOfAnother(name, save.state)) {
     PassOver(name);
     return Ask(name);
   }
   part->Answered(request, save.state);
   if (request != Request::kBegin) part->vote = answer->vote;
-  // The mirror may have shown a later state before the sequence was known to be that of this save.
-  if (const std::string* const shown = states_.Find(keys_.SaveState(save.sequence))) {
-    SaveState state;
-    if (state.ParseFromString(*shown) && IsLater(save.state, state)) save.state = state;
-  }
   if (part->no_counts && request == Request::kVoteNo) Release(name, *part);
   Saw(name, save);
   Ask(name);

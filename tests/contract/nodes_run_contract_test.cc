@@ -553,6 +553,28 @@ TEST_P(NodesRunContract, NodeThatCouldNotResumeSavesWhenEtcdKnowsThat) {
   CutOff(node, false);
 }
 
+TEST_P(NodesRunContract, LaunchThatCouldNotResumeIsKnownAlsoIfEtcdDidNotAnswerWhenItHadSaved) {
+  using Decided = absl::StatusOr<std::optional<Ledger::ResumeChoice>>;
+  Node& node = all_[0];
+  Ledger* const ledger = node.run->ledger();
+  const auto choice = Ask<absl::StatusOr<Ledger::ResumeChoice>>([&](auto done) {
+    ledger->DecideResume(1, {.tag = "step_5", .sequence = 5, .agreed = false}, std::move(done));
+  });
+  ASSERT_TRUE(choice.ok()) << choice.status();
+  ledger->ResumeFailed(1, 5);
+  const auto active = Ask<absl::Status>([&](auto done) { ledger->Activate(1, std::move(done)); });
+  ASSERT_TRUE(active.ok()) << active;
+  CutOff(node, true);
+  ledger->Committed(1);
+  const auto unknown = Ask<Decided>([&](auto done) { ledger->DecidedResume(1, std::move(done)); });
+  EXPECT_FALSE(unknown.ok());
+  CutOff(node, false);
+  RegisterAnew(node);
+  const auto known = Ask<Decided>([&](auto done) { ledger->DecidedResume(1, std::move(done)); });
+  EXPECT_TRUE(known.ok()) << known.status();
+  EXPECT_EQ(ledger->record().retained_through(), 5);
+}
+
 // The coordinator follows nodes and votes by two watches.
 TEST_P(NodesRunContract, VoteThatIsHeardAfterTheNextRegistrationOfItsNodeIsLookedAt) {
   SaveAll("step_1");  // The next one is made in advance, and the last vote admits it.
@@ -690,6 +712,22 @@ TEST_P(NodesRunContract, NodeThatEndsSaysWhichSavesAreLost) {
   }
   for (Node& each : all_) each.seals = each.writes = true;
   SaveAll("step_1");
+}
+
+TEST_P(NodesRunContract, NodeThatEndsWaitsForEtcdNoLongerThanItsDeadline) {
+  Node& node = Other();
+  node.seals = false;
+  BeginAll("step_1");
+  RunUntilAllHeard("step_1", "ADMITTED");
+  const Instant begun = etcd_.clock()->Now();
+  bool ended = false;
+  node.run->EndSaves(begun + seconds(2), [&] { ended = true; });
+  node.run->SetNode(nullptr);  // Its lease has ended.
+  RunFor(seconds(3));
+  EXPECT_TRUE(ended);
+  node.run->SetNode(&node.registration->identity());
+  node.seals = true;
+  SaveAll("step_2");
 }
 
 TEST_P(NodesRunContract, NodeThatEndsLeavesWhatIsDurableToTheOthers) {

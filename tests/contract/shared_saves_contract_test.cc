@@ -100,6 +100,24 @@ TEST_P(SharedSavesContract, NodeThatHasNoRoomUntilTheDeadlineEndsIt) {
       ::testing::AnyOf("ENDED ADMISSION_TIMEOUT of node2, ranks 1", "ENDED RANKS_MISSING of node2, ranks 1"));
 }
 
+TEST_P(SharedSavesContract, OthersDoNotWaitForANodeThatHasSkippedTheSave) {
+  Node& cut = Other();
+  cut.client->CutOff(true);
+  const SaveName save = BeginAll("step_1");
+  cut.saves->SkipAfter(save, seconds(3));
+  RunUntil([&] { return !cut.parts.at(save).heard.empty(); });
+  EXPECT_EQ(cut.parts.at(save).heard, "FAILED SKIPPED");
+  cut.client->CutOff(false);
+  const Instant back = etcd_.clock()->Now();
+  RunUntil([&] { return AllOthersHaveHeard(&cut, save); });
+  EXPECT_LE(etcd_.clock()->Now() - back, minutes(1)) << "it says no as soon as etcd answers";
+  for (const Node& node : all_) {
+    if (&node == &cut) continue;
+    EXPECT_THAT(node.parts.at(save).heard, StartsWith("ENDED SKIPPED of " + cut.name));
+  }
+  EXPECT_EQ(Save("step_2"), "COMMITTED");
+}
+
 // ---- the order of saves
 
 TEST_P(SharedSavesContract, YoungerSaveWaitsUntilTheOlderOneIsPublished) {

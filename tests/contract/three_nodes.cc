@@ -459,7 +459,8 @@ void ThreeNodes::CheckPart(const Node& node, const Part& part, const std::vector
   const std::string what =
       absl::StrCat(node.name, ", ", last.tag(), " ", part.save.sequence, ": heard ", part.heard);
   // What a node has given up ends, by its no or by another's.
-  const bool gave_up = part.heard == "FAILED LEDGER_UNAVAILABLE" || part.heard == "FAILED FENCED";
+  const bool gave_up = part.heard == "FAILED LEDGER_UNAVAILABLE" || part.heard == "FAILED FENCED" ||
+                       part.heard == "FAILED SKIPPED";
   if (gave_up) {
     EXPECT_NE(last.phase(), SaveState::COMMITTED) << what;
   }
