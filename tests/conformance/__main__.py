@@ -14,18 +14,22 @@ from conformance.case import HANG, LOST, RIGHT, WRONG, Case
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="tools/conformance", description=__doc__)
-    parser.add_argument("--only", metavar="NAME", help="these cases alone, such as 'lightning_*'; the page is not written")
+    parser.add_argument(
+        "--only", metavar="NAME", action="append", help="these cases alone, such as 'lightning_*'; the page is not written"
+    )
+    parser.add_argument("--update", action="store_true", help="with --only: write the rows of these cases, and keep the others")
     options = parser.parse_args()
-    chosen = [each for each in runner.load_cases() if not options.only or fnmatch.fnmatch(each.name, options.only)]
+    every = runner.load_cases()
+    chosen = [each for each in every if not options.only or any(fnmatch.fnmatch(each.name, name) for name in options.only)]
     if not chosen:
-        parser.error(f"no case is called {options.only}")
+        parser.error(f"no case is called {', '.join(options.only)}")
     runner.preload()
     results: "Dict[str, Dict[str, runner.Result]]" = {each.name: {} for each in chosen}
     with tempfile.TemporaryDirectory(prefix="ckptd-conformance-") as folder, runner.daemon(folder) as endpoint:
         for each, variant, result in runner.run_all(chosen, endpoint, say=True):
             results[each.name][variant] = result
-    if not options.only:
-        page.PAGE.write_text(page.text_of(chosen, results, page.versions()))
+    if options.update or not options.only:
+        page.PAGE.write_text(page.text_of(every, results, page.versions(), page.PAGE.read_text()))
         print(f"wrote {page.PAGE}")
     bad = defects(chosen, results)
     for line in bad:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import sys
 from typing import Any, Dict, List, Optional, Tuple
 
 import torch
@@ -69,24 +70,35 @@ class CkptdTorch:
 
 
 class StockDcp:
-    """PyTorch Distributed Checkpoint in one process."""
+    """PyTorch Distributed Checkpoint in one process. ckptd.dcp.install() replaces functions of the whole process, so each call
+    says first whose it is: one case may save with ckptd and load without it.
+    """
 
     name = "DCP"
 
-    def save(self, path: pathlib.Path, state: Dict[str, Any]) -> None:
+    def choose(self) -> None:
+        """Makes calls of torch.distributed.checkpoint in this process those of this library."""
+        installed = sys.modules.get("ckptd.dcp")
+        if installed is not None:
+            installed.uninstall()
+
+    def save(self, path: pathlib.Path, state: Dict[str, Any], **options: Any) -> None:
         import torch.distributed.checkpoint as dcp
 
-        dcp.save(state, checkpoint_id=str(path), no_dist=True)
+        self.choose()
+        dcp.save(state, checkpoint_id=str(path), **{"no_dist": True, **options})
 
     def async_save(self, path: pathlib.Path, state: Dict[str, Any]) -> Any:
         import torch.distributed.checkpoint as dcp
 
+        self.choose()
         return dcp.async_save(state, checkpoint_id=str(path), no_dist=True)
 
     def load(self, path: pathlib.Path, state: Dict[str, Any], **options: Any) -> Dict[str, Any]:
         import torch.distributed.checkpoint as dcp
 
-        dcp.load(state, checkpoint_id=str(path), no_dist=True, **options)
+        self.choose()
+        dcp.load(state, checkpoint_id=str(path), **{"no_dist": True, **options})
         return state
 
     def newest(self, folder: pathlib.Path) -> Optional[pathlib.Path]:
@@ -100,7 +112,7 @@ class CkptdDcp(StockDcp):
 
     name = "ckptd"
 
-    def __init__(self) -> None:
+    def choose(self) -> None:
         import ckptd.dcp
 
         ckptd.dcp.install(timeout=60)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import pathlib
+import re
 from typing import Dict, List, Mapping
 
 from conformance.case import ERROR, HANG, LOST, RIGHT, WRONG, Case
@@ -48,14 +49,17 @@ def versions() -> str:
     return ", ".join(f"{name} {module.__version__.partition('+')[0]}" for name, module in found)
 
 
-def text_of(cases: List[Case], results: Results, versions: str) -> str:
+def text_of(cases: List[Case], results: Results, versions: str, before: str = "") -> str:
+    """Returns the page. before: the page of an earlier run, which has the rows of the cases without results."""
+    rows = dict(re.findall(r'^(?=.*<a id="(\w+)">)(\| .*)$', before, re.MULTILINE))
+    rows.update({each.name: _row(each, results[each.name]) for each in cases if each.name in results})
     areas: "Dict[str, List[str]]" = collections.defaultdict(list)
     for each in cases:
-        areas[each.area].append(_row(each, results[each.name]))
-    parts = [BEGIN.format(versions=versions, summary=_summary(cases, results))]
-    for area, rows in areas.items():
+        areas[each.area].append(rows[each.name])
+    parts = [BEGIN.format(versions=versions, summary=_summary([row for of_area in areas.values() for row in of_area]))]
+    for area, of_area in areas.items():
         head = "| what must hold | reports | " + " | ".join(_COLUMNS.values()) + " |\n| --- | --- |" + " --- |" * len(_COLUMNS)
-        parts.append("\n".join([f"## {area}\n", head, *rows]) + "\n")
+        parts.append("\n".join([f"## {area}\n", head, *of_area]) + "\n")
     return "\n".join(parts)
 
 
@@ -81,9 +85,10 @@ def _links(each: Case) -> str:
     return ", ".join(links) or "a habit"
 
 
-def _summary(cases: List[Case], results: Results) -> str:
-    lines = [f"| {len(cases)} cases | " + " | ".join((RIGHT, ERROR, WRONG, LOST, HANG)) + " |", "| --- |" + " --- |" * 5]
-    for variant, title in _COLUMNS.items():
-        counts = collections.Counter(results[each.name][variant].outcome for each in cases if variant in variants_of(each))
+def _summary(rows: List[str]) -> str:
+    lines = [f"| {len(rows)} cases | " + " | ".join((RIGHT, ERROR, WRONG, LOST, HANG)) + " |", "| --- |" + " --- |" * 5]
+    words = [row.rstrip(" |").split(" | ")[-len(_COLUMNS) :] for row in rows]
+    for column, title in enumerate(_COLUMNS.values()):
+        counts = collections.Counter(cells[column].strip("*") for cells in words)
         lines.append(f"| {title} | " + " | ".join(str(counts[outcome]) for outcome in (RIGHT, ERROR, WRONG, LOST, HANG)) + " |")
     return "\n".join(lines)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import dataclasses
 import os
 import pathlib
 import re
@@ -126,3 +127,26 @@ def test_page_is_what_the_writer_makes_of_results(tmp_path: pathlib.Path) -> Non
     text = page.text_of([a_case(None)], {"planted": result}, "torch 1")
     assert "| [b #1](https://github.com/a/b/issues/1) | **wrong** | right | - | - |" in text
     assert "| stock | 0 | 0 | 1 | 0 | 0 |" in text and "| ckptd | 1 | 0 | 0 | 0 | 0 |" in text
+
+
+def test_page_keeps_the_rows_of_cases_that_were_not_run_again() -> None:
+    one, other = a_case(None), dataclasses.replace(a_case(None), name="other")
+    results = {"stock": runner.Result(WRONG, "x"), "ckptd": runner.Result(RIGHT)}
+    before = page.text_of([one], {"planted": results}, "torch 1")
+    text = page.text_of([one, other], {"other": {"stock": runner.Result(RIGHT), "ckptd": runner.Result(ERROR, "y")}}, "torch 1", before)
+    assert [line for line in before.splitlines() if '"planted"' in line][0] in text.splitlines()
+    assert "| stock | 1 | 0 | 1 | 0 | 0 |" in text and "| ckptd | 1 | 1 | 0 | 0 | 0 |" in text
+
+
+def test_library_of_a_case_is_the_one_that_it_names_whoever_was_used_before(tmp_path: pathlib.Path, endpoint: str) -> None:
+    def who(writer: Any, reader: Any, folder: pathlib.Path) -> None:
+        import torch.distributed.checkpoint as dcp
+
+        for library in (writer, reader, writer):
+            library.save(folder / "runs" / library.name, {"a": 1})
+            if (dcp.save.__module__.startswith("ckptd")) != (library.name == "ckptd"):
+                raise Wrong(f"{library.name} was {dcp.save.__module__}")
+
+    each = dataclasses.replace(a_case(who), framework="dcp")
+    for variant in runner.VARIANTS:
+        assert runner.run(each, variant) == runner.Result(RIGHT)
