@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.filesystem import SerializationFormat  # noqa: F401
 from torch.distributed.checkpoint.state_dict import get_state_dict
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh  # noqa: F401
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 warnings.filterwarnings("ignore", message=".*torch.distributed is disabled.*")

@@ -140,10 +140,11 @@ def test_latest_is_the_newest_committed_one_and_before_that_the_newest_of_dcp(la
 
 
 def test_relative_path_and_path_object_name_the_same_checkpoint(alone, root, installed):
-    alone.do(f"import pathlib; os.chdir({root!r}); dcp.save({{'a': torch.ones(3)}}, checkpoint_id='checkpoint')")
+    above, name = os.path.split(root)
+    alone.do(f"import pathlib; os.chdir({above!r}); dcp.save({{'a': torch.ones(3)}}, checkpoint_id='{name}/checkpoint')")
     alone.do(f"into = {{'a': torch.zeros(3)}}; dcp.load(into, checkpoint_id=pathlib.Path({root + '/checkpoint'!r}))")
     assert alone.do("into['a'].tolist()") == [1.0, 1.0, 1.0]
-    alone.do("dcp.save({'a': torch.zeros(3)}, checkpoint_id=pathlib.Path('checkpoint')); os.chdir('/')")
+    alone.do(f"dcp.save({{'a': torch.zeros(3)}}, checkpoint_id=pathlib.Path('./{name}/checkpoint')); os.chdir('/')")
     assert os.path.exists(root + "/checkpoint/.ckptd/manifest")
 
 

@@ -221,3 +221,54 @@ def test_wrong_arguments_are_refused_with_what_to_do(alone, root):
         assert error.kind == "ValueError" and word in error.message
     assert "ckptd://" in alone.fails("Writer('s3://bucket/a')").message
     assert alone.fails("Reader('/')").reason == "INVALID_ARGUMENT"
+
+
+@pytest.mark.parametrize("name", ["checkpoint", "checkpoint/", "/checkpoint", "~"])
+def test_path_that_names_no_folder_for_checkpoints_is_refused_by_every_call(alone, root, name):
+    alone.do(f"import pathlib; os.chdir({root!r})")
+    for call in (
+        f"Writer({name!r})",
+        f"dcp.save({{'a': torch.ones(3)}}, storage_writer=Writer({root + '/a'!r}), checkpoint_id={name!r})",
+        f"ckptd.dcp.async_save({{'a': torch.ones(3)}}, checkpoint_id=pathlib.Path({name!r}))",
+        f"ckptd.dcp.HuggingFaceWriter({name!r})",
+    ):
+        error = alone.fails(call)
+        assert "names no folder" in error.message and name.rstrip("/") + "/step-1" in error.message
+    assert os.listdir(root) == []
+    alone.do("os.chdir('/')")
+
+
+def test_save_id_is_that_of_the_checkpoint(alone, root):
+    for name in ("a", "b"):
+        alone.do(f"dcp.save({{'a': torch.ones(3)}}, storage_writer=(w := Writer({root + '/' + name!r})))")
+        assert alone.do(f"w.save_id == FileSystemReader({root + '/' + name!r}).read_metadata().storage_meta.save_id")
+
+
+def test_home_directory_and_current_one_are_what_shells_take_them_for(alone, root):
+    alone.do(f"os.environ['HOME'] = {root!r}; os.chdir({root!r})")
+    alone.do("dcp.save({'a': torch.ones(3)}, storage_writer=Writer('~/runs/step-1'))")
+    alone.do("dcp.save({'a': torch.ones(3)}, storage_writer=Writer('./runs//x/../step-2'))")
+    assert alone.do("[info.tag for info in ckptd.dcp.list('~/runs')]") == ["step-2", "step-1"]
+    assert alone.do("ckptd.dcp.latest('runs')") == root + "/runs/step-2"
+    alone.do("into = {'a': torch.zeros(3)}; dcp.load(into, storage_reader=Reader('~/runs/step-1')); os.chdir('/')")
+    assert alone.do("into['a'].tolist()") == [1.0, 1.0, 1.0]
+
+
+def test_compressed_checkpoint_of_dcp_is_read_and_none_is_written(alone, root):
+    path = root + "/a"
+    alone.do(
+        "import gzip; from torch.distributed.checkpoint._extension import ExtensionRegistry, StreamTransformExtension\n"
+        "class Gzip(StreamTransformExtension):\n"
+        "    registry_name = staticmethod(lambda: 'test.gzip')\n"
+        "    from_descriptor = staticmethod(lambda version: Gzip())\n"
+        "    def get_descriptor(self): return 'test.gzip/1'\n"
+        "    def transform_to(self, output): return gzip.GzipFile(fileobj=output, mode='wb')\n"
+        "    def transform_from(self, input): return gzip.GzipFile(fileobj=input)\n"
+        "registry = ExtensionRegistry(); registry.register(Gzip)\n"
+        f"dcp.save({{'a': torch.ones(3), 'n': 5}}, storage_writer=FileSystemWriter({path!r}, _extensions=[Gzip()]))\n"
+        f"into = {{'a': torch.zeros(3), 'n': 0}}; dcp.load(into, storage_reader=Reader({path!r}, registry))"
+    )
+    assert alone.do("[into['a'].tolist(), into['n']]") == [[1.0, 1.0, 1.0], 5]
+    for writer in ("Writer", "ckptd.dcp.HuggingFaceWriter"):
+        error = alone.fails(f"{writer}({root + '/b'!r}, _extensions=[Gzip()])")
+        assert error.kind == "ValueError" and "torch.distributed.checkpoint.FileSystemWriter" in error.message

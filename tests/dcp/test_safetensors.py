@@ -9,7 +9,11 @@ WRITERS = {
     "ours": "ckptd.dcp.HuggingFaceWriter({path!r}, {options})",
     "stock": "dcp.HuggingFaceStorageWriter({path!r}, {options})",
 }
-READERS = {"ours": "Reader({path!r})", "stock": "dcp.HuggingFaceStorageReader({path!r})"}
+READERS = {
+    "ours": "Reader({path!r})",
+    "ours, threads": "Reader({path!r}, thread_count=2)",
+    "stock": "dcp.HuggingFaceStorageReader({path!r})",
+}
 STATE = "states.sharded_state({})['model']"
 FIRST = STATE.format(1)
 LEFT = "[os.stat(f).st_size for f in glob.glob('/proc/self/fd/*') if 'ckptd-consolidation' in os.path.realpath(f)]"

@@ -11,6 +11,7 @@ from ckptd import errors
 from ckptd._checkpoint_paths import is_committed
 from ckptd._membership.launch import find_rank
 from ckptd._node_client import NodeClient, call_in_child
+from ckptd._paths import directory_path
 from ckptd._run_reader import RunReader
 from ckptd._saving.save import Save
 from ckptd._torch.allowed_classes import Trust
@@ -51,7 +52,7 @@ def place_of(checkpoint_id: "str | os.PathLike[str]") -> Place:
             f'the checkpoint id is "{text}", and ckptd saves to directories of this node: give a path, or ckptd://PATH to '
             "what takes URLs only"
         )
-    root, tag = os.path.split(os.path.abspath(text))
+    root, tag = os.path.split(directory_path(text, "checkpoint id"))
     if not tag:
         raise errors.invalid(f'the checkpoint id is "{text}", which has no parent directory to be the root')
     return Place(root, tag)
@@ -82,7 +83,8 @@ class Process:
         self._client = NodeClient(self._name, self.settings.endpoint, self.settings.pool_bytes)
         self._runs: Dict[str, _Joined] = {}
         self._in_flight: List[Tuple[Place, Save]] = []
-        self._counted: Tuple[Any, Dict[Place, int]] = (None, {})  # A process group, and its saves of each place.
+        # A process group, and the saves of each place by these of its ranks (empty: all).
+        self._counted: Tuple[Any, Dict[Tuple[Place, Tuple[int, ...]], int]] = (None, {})
 
     def configure(
         self,
@@ -183,18 +185,19 @@ class Process:
 
     # ---- saves in flight
 
-    def count(self, place: Place) -> int:
-        """Counts a save of a place, which all ranks of the process group do, also for one that fails before it begins.
+    def count(self, place: Place, ranks: Tuple[int, ...] = ()) -> int:
+        """Counts a save of a place by some ranks of the process group (empty: all), which all of these do, also for one
+        that fails before it begins.
 
-        Returns its number among those of the group.
+        Returns its number among those of these ranks and the group.
         """
         group = self.group()
         with self._lock:
             if self._counted[0] is not group:
                 self._counted = (group, {})
             counts = self._counted[1]
-            counts[place] = counts.get(place, 0) + 1
-            return counts[place]
+            counts[place, ranks] = counts.get((place, ranks), 0) + 1
+            return counts[place, ranks]
 
     def add(self, place: Place, save: Save) -> None:
         """Remembers a save, which is waited for before it is loaded and at the end of the process."""

@@ -419,3 +419,36 @@ def dcp_dtensor_to_a_plain_tensor(writer: Any, reader: Any, folder: pathlib.Path
     writer.save(folder / "runs/step-2", {"w": values})
     got = reader.load(folder / "runs/step-2", {"w": distribute_tensor(torch.zeros(4, 3), mesh, [Shard(1)])})
     expect_same(got["w"].full_tensor(), values)
+
+
+@case(AREA, "dcp", crosswise=False)
+def dcp_some_ranks_of_a_job(writer: Any, reader: Any, folder: pathlib.Path) -> None:
+    """The ranks of a process group save and load without the others, to the folder of a run that all ranks save to."""
+
+    def of_rank(rank: int) -> None:
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=3)
+        group = dist.new_group([1, 2])
+        library = type(writer)()
+        library.save(folder / "runs/step-1", {f"of rank {rank}": torch.ones(3)}, no_dist=False)
+        if rank in (1, 2):
+            library.save(folder / "runs/step-2", {f"of rank {rank}": torch.full((3,), 1.0 * rank)}, no_dist=False, process_group=group)
+            got = library.load(folder / "runs/step-2", {"of rank 2": torch.zeros(3)}, no_dist=False, process_group=group)
+            expect_same(got, {"of rank 2": torch.full((3,), 2.0)})
+        library.save(folder / "runs/step-3", {f"of rank {rank}": torch.ones(3)}, no_dist=False)
+        dist.destroy_process_group()
+
+    children = []
+    for rank in range(3):
+        child = os.fork()
+        if child == 0:
+            try:
+                of_rank(rank)
+                os._exit(0)
+            finally:
+                os._exit(1)
+        children.append(child)
+    statuses = [os.waitpid(child, 0)[1] for child in children]
+    expect(not any(statuses), f"the ranks have ended with {statuses}")
+    expect((folder / "runs/step-3").is_dir(), "the last save of all ranks is not there")

@@ -86,6 +86,28 @@ def relative_path_and_another_directory(writer: Any, reader: Any, folder: pathli
     load(reader, folder / "a/runs/step-1")
 
 
+@case(
+    AREA,
+    "dcp",
+    reason="the folder above a checkpoint is the root of ckptd, and nobody has named the current directory as one; the error "
+    "names what to write, such as checkpoint/step-1",
+)
+def bare_name_in_the_current_directory(writer: Any, reader: Any, folder: pathlib.Path) -> None:
+    """A checkpoint may be named without any folder, as in DCP's tutorials."""
+    writer.save(pathlib.Path("checkpoint"), STATE)
+    load(reader, folder / "checkpoint")
+
+
+@case(AREA, "dcp")
+def home_directory_in_the_path(writer: Any, reader: Any, folder: pathlib.Path) -> None:
+    """A path that begins with ~ means the home directory, and does not make a folder called ~."""
+    os.environ["HOME"] = str(folder / "home")
+    (folder / "home").mkdir()
+    writer.save(pathlib.Path("~/runs/step-1"), STATE)
+    expect((folder / "home/runs/step-1").is_dir(), "it is not below the home directory")
+    load(reader, folder / "home/runs/step-1")
+
+
 @case(AREA, "dcp")
 def spaces_and_letters_of_all_languages_in_the_folder(writer: Any, reader: Any, folder: pathlib.Path) -> None:
     """The folder of a run may have spaces, quotes, percent signs and any letters in its name."""

@@ -240,11 +240,11 @@ class Membership:
         with self._lock:
             return self._ordinals.next(tag, attempt, ranks)
 
-    def advance_ordinal(self, tag: str, number: int) -> None:
-        """Makes the next ordinal of a tag at least `number`, which all ranks count."""
+    def advance_ordinal(self, tag: str, number: int, ranks: Tuple[int, ...] = ()) -> None:
+        """Makes the next ordinal of a tag at least `number`, which these ranks count (empty: all ranks)."""
         attempt = self.joined(RPC_SECONDS).attempt
         with self._lock:
-            self._ordinals.advance_to(tag, attempt, number)
+            self._ordinals.advance_to(tag, attempt, number, ranks)
 
     def add_unended(self, save: UnendedSave) -> None:
         """Remembers a save that was sealed, and has it followed to its end."""

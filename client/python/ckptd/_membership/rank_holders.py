@@ -41,10 +41,12 @@ class Ordinals:
         self._counts[tag, ranks] = count
         return count if not ranks else (1 + zlib.crc32(repr(ranks).encode())) << 24 | count
 
-    def advance_to(self, tag: str, attempt: int, number: int) -> None:
-        """Makes the next ordinal of a tag at least `number`: saves that other ranks have begun without this rank."""
+    def advance_to(self, tag: str, attempt: int, number: int, ranks: Tuple[int, ...] = ()) -> None:
+        """Makes the next ordinal of a tag that these ranks save at least `number`: others of them have begun saves without
+        this rank.
+        """
         self._begin_attempt(attempt)
-        self._counts[tag, ()] = max(self._counts.get((tag, ()), 0), number - 1)
+        self._counts[tag, ranks] = max(self._counts.get((tag, ranks), 0), number - 1)
 
     def _begin_attempt(self, attempt: int) -> None:
         if self._attempt != attempt:

@@ -10,6 +10,7 @@ import pickle
 import warnings
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
+import torch.distributed as dist
 from torch.distributed.checkpoint import filesystem, planner, state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 
@@ -121,8 +122,28 @@ def planner_of_save() -> Any:
 
     DCP gives a writer the planner only when it has finished the plan.
     """
-    code = getattr(getattr(state_dict_saver, "_save_state_dict", None), "__code__", None)
-    return _locals_of(code).get("planner")
+    return _locals_of_save().get("planner")
+
+
+def ranks_of_save() -> Tuple[int, ...]:
+    """Returns ranks_of() the process group of the call of DCP's save() that this thread is in; empty if it is not found.
+
+    DCP does not give it to a writer.
+    """
+    found = _locals_of_save()
+    return ranks_of(found.get("process_group"), bool(found.get("no_dist")))
+
+
+def ranks_of(process_group: Any, no_dist: bool) -> Tuple[int, ...]:
+    """Returns the ranks of a process group, ascending; empty if all ranks save, or this one without the others."""
+    if process_group is None or no_dist or not dist.is_available() or not dist.is_initialized():
+        return ()
+    ranks = tuple(dist.get_process_group_ranks(process_group))
+    return ranks if len(ranks) < dist.get_world_size() else ()
+
+
+def _locals_of_save() -> Dict[str, Any]:
+    return _locals_of(getattr(getattr(state_dict_saver, "_save_state_dict", None), "__code__", None))
 
 
 def _locals_of(code: Any) -> Dict[str, Any]:

@@ -5,6 +5,7 @@ from typing import List, Optional
 
 from ckptd._checkpoint_info import CheckpointInfo
 from ckptd._checkpoint_paths import has_manifest
+from ckptd._paths import directory_path
 from ckptd.dcp import _names
 from ckptd.dcp._process import await_sealed, process
 from ckptd.restore import open_root
@@ -24,7 +25,7 @@ def latest(root: "str | os.PathLike[str]", timeout: float = 600.0) -> Optional[s
     Raises:
         ckptd.CkptdError: no daemon answers, or all checkpoints are damaged.
     """
-    path = os.path.abspath(os.fspath(root))
+    path = directory_path(root)
     run = process.run_to_read(path)
     if run is not None:
         await_sealed(run, timeout)
@@ -36,7 +37,7 @@ def latest(root: "str | os.PathLike[str]", timeout: float = 600.0) -> Optional[s
 
 def list(root: "str | os.PathLike[str]") -> List[CheckpointInfo]:
     """Returns the checkpoints of a root that ckptd has committed, newest first."""
-    path = os.path.abspath(os.fspath(root))
+    path = directory_path(root)
     run = process.run_to_read(path)
     if run is not None:
         return run.list()
@@ -48,7 +49,7 @@ def run(root: "str | os.PathLike[str]") -> Run:
 
     The root is made if it is missing.
     """
-    return process.run(os.path.abspath(os.fspath(root)))
+    return process.run(directory_path(root))
 
 
 def _latest_of_dcp(root: str) -> Optional[str]:

@@ -31,6 +31,8 @@ class Reader(StorageReader):
 
     Args:
         path (str or os.PathLike): the checkpoint's directory. ``checkpoint_id`` of the call replaces it.
+        thread_count (int): as of DCP's ``HuggingFaceStorageReader``, which it is given to for safetensors files that ckptd has
+            not written. Default: 1
         daemon (bool): ``False`` reads the disk, without a daemon. Default: ``True``
 
     Objects beside tensors, and the metadata, may hold no class that could run code, unless
@@ -42,10 +44,11 @@ class Reader(StorageReader):
             ckptd has written the checkpoint, and its manifest is missing.
     """
 
-    def __init__(self, path: "str | os.PathLike[str]", _extension_registry: Any = None, *, daemon: bool = True) -> None:
+    def __init__(self, path: "str | os.PathLike[str]", _extension_registry: Any = None, *, thread_count: int = 1, daemon: bool = True) -> None:
         super().__init__()
         self._place = place_of(path)
         self._registry = _extension_registry
+        self._thread_count = thread_count
         self._use_daemon = daemon
         self._checkpoint: Optional[Checkpoint] = None
         self._stock: Optional[FileSystemReader] = None  # For what DCP's own writer has written.
@@ -133,7 +136,7 @@ class Reader(StorageReader):
         if _directory.is_of_hugging_face(path):
             from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
-            return HuggingFaceStorageReader(path)
+            return HuggingFaceStorageReader(path, self._thread_count)
         return FileSystemReader(path, self._registry)
 
     def _read_metadata(self, checkpoint: Checkpoint, name: str) -> Metadata:

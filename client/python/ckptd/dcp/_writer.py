@@ -55,7 +55,8 @@ class _Saving(threading.local):
     place: Optional[Place] = None  # From reset(); by default the Writer's.
     number = 0  # Of this save among those of its place, the same on all ranks.
     save_id = ""
-    rank: Optional[int] = None
+    ranks: Tuple[int, ...] = ()  # Of the job, those of the process group that saves; empty: all.
+    rank: Optional[int] = None  # In the process group.
     use_collectives = True
     part: Optional[Part] = None  # Of the rank that writes metadata, until that is written.
     is_unfinished = False  # Something may have been set aside.
@@ -133,7 +134,7 @@ class Writer(StorageWriter, Stager):
                 f"serialization_format is {serialization_format}, and a Writer writes TORCH_SAVE: leave it out, or use "
                 "ckptd.dcp.HuggingFaceWriter, as DCP's HuggingFaceStorageWriter"
             )
-        self._path = place_of(path)
+        self._path = _place_to_save(path)
         keep = keep_of_arguments(retention, num_kept_ckpts)
         self.options = Options(single_file_per_rank, thread_count, overwrite, keep, metrics, step, wait, timeout)
         self._now = _Saving()
@@ -144,11 +145,16 @@ class Writer(StorageWriter, Stager):
         """Begins another save; to ``checkpoint_id``, if that is given."""
         self._abandon("another save has begun")
         if checkpoint_id:
-            self._now.place = place_of(checkpoint_id)
+            self._now.place = _place_to_save(checkpoint_id)
 
     def storage_meta(self) -> StorageMeta:
         """Returns the ids of the checkpoint and of this save, which it begins: DCP calls it first, on every rank."""
-        self._now.number = process.count(self._place)
+        if self._now.record is None:
+            self._now.ranks = _names.ranks_of_save()
+        return self._begin()
+
+    def _begin(self) -> StorageMeta:
+        self._now.number = process.count(self._place, self._now.ranks)
         self._now.save_id = str(uuid.uuid4())
         return self._meta()
 
@@ -176,7 +182,7 @@ class Writer(StorageWriter, Stager):
 
     def _own_assignment(self) -> Assignment:
         """Returns that of a rank that saves without collectives."""
-        return Assignment(self._now.rank or 0, _world_size(), self._now.save_id)
+        return Assignment(self._now.rank or 0, len(self._now.ranks) or _world_size(), self._now.save_id)
 
     def check_overwrite(self) -> None:
         """Raises RuntimeError if a checkpoint is there and ``overwrite=False`` was given."""
@@ -279,6 +285,13 @@ class Writer(StorageWriter, Stager):
         return self._now.save
 
     @property
+    def save_id(self) -> str:
+        """The id of the save that this thread has begun last with this Writer, as in the checkpoint's ``storage_meta``;
+        empty before the first one.
+        """
+        return self._now.save_id
+
+    @property
     def _place(self) -> Place:
         return self._now.place or self._path
 
@@ -289,10 +302,20 @@ class Writer(StorageWriter, Stager):
         )
 
     def save_recorded(
-        self, state_dict: Any, record: SaveRecord, planner: SavePlanner, process_group: Any, no_dist: bool
+        self,
+        state_dict: Any,
+        record: SaveRecord,
+        planner: SavePlanner,
+        process_group: Any,
+        no_dist: bool,
+        ranks: Tuple[int, ...],
     ) -> None:
-        """Saves through DCP and fills a record. The coordinator does not send the metadata to the other ranks."""
-        self._now.record = record
+        """Saves through DCP and fills a record. The coordinator does not send the metadata to the other ranks.
+
+        Args:
+            ranks: of the job, those that save; empty: all.
+        """
+        self._now.record, self._now.ranks = record, ranks
         try:
             _names.save_state(state_dict, self, planner, process_group, no_dist)
         finally:
@@ -301,6 +324,7 @@ class Writer(StorageWriter, Stager):
     def save_again(
         self,
         who: Assignment,
+        ranks: Tuple[int, ...],
         images: Dict[str, Any],
         pickled: "Callable[[], _names.MetadataPickle]",
         exchange: "Callable[[Optional[str]], List[Optional[str]]]",
@@ -310,11 +334,14 @@ class Writer(StorageWriter, Stager):
         Every rank calls it, when all of them have agreed to do so.
 
         Args:
+            who: this rank's place among those that save.
+            ranks: of the job, those that save; empty: all.
             images: this rank's files.
             pickled: returns the metadata. Only the coordinator calls it; an error there ends the save on all ranks.
             exchange: tells all ranks why this one has failed, or None, and returns what each has told.
         """
-        meta = self.storage_meta()
+        self._now.ranks = ranks
+        meta = self._begin()
         self.set_up_storage_writer(who.rank == 0, rank=who.rank, use_collectives=True)
 
         def files() -> Iterator[Tuple[str, Any]]:
@@ -349,15 +376,18 @@ class Writer(StorageWriter, Stager):
 
     def _upload(self, who: Assignment, files: Any) -> None:
         """Copies this rank's files into the daemon's memory. Seals them where nothing is to be added."""
-        run = process.run(self._place.root, who.rank, who.world_size)
+        ranks = self._now.ranks
+        # A launch has one number of ranks: those of a process group join as what they are in the job.
+        run = process.run(self._place.root) if ranks else process.run(self._place.root, who.rank, who.world_size)
         run.retention = self.options.keep
-        run._membership.advance_ordinal(self._place.tag, self._now.number)
+        run._membership.advance_ordinal(self._place.tag, self._now.number, ranks)
         options = self.options
         arguments: Any = {
             "files": files,
             "step": step_of(self._place.tag) if options.step is None else options.step,
             "metrics": options.metrics,
             "timeout": options.timeout,
+            "ranks": ranks or None,
         }
         if who.rank == 0 or not self._now.use_collectives:
             self._now.part = run.begin(self._place.tag, **arguments)
@@ -410,6 +440,20 @@ class Writer(StorageWriter, Stager):
 
     def __repr__(self) -> str:
         return f"<ckptd.dcp.Writer {self._place.path}>"
+
+
+def _place_to_save(path: "str | os.PathLike[str]") -> Place:
+    """Returns place_of() a path. Refuses one that names no folder for the checkpoints of a run: the current directory, or
+    ``/``, would become the root.
+    """
+    place, text = place_of(path), os.fspath(path)
+    if place.root != os.sep and os.path.dirname(text.rstrip(os.sep)):
+        return place
+    otherwise = f"; to have {place.root} as that folder, give the absolute path" if place.root != os.sep else ""
+    raise errors.invalid(
+        f'the checkpoint id is "{text}", which names no folder for the checkpoints of a run: ckptd would keep its files and its '
+        f'checkpoints in {place.root}. Give each checkpoint a name in a folder, such as "{os.path.join(text, "step-1")}"{otherwise}'
+    )
 
 
 def _world_size() -> int:
