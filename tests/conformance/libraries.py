@@ -162,6 +162,9 @@ class StockTransformers:
 
         return get_last_checkpoint(str(folder))
 
+    def wait(self) -> None:
+        """Nothing is in flight: the Trainer writes before it goes on."""
+
 
 class CkptdTransformers:
     name = "ckptd"
@@ -175,6 +178,11 @@ class CkptdTransformers:
         import ckptd.transformers
 
         return ckptd.transformers.latest(str(folder))
+
+    def wait(self) -> None:
+        import ckptd.transformers
+
+        ckptd.transformers.wait(60)
 
 
 # Stock, and ckptd. They are made in the process that runs the case.

@@ -213,12 +213,72 @@ def test_damage_of_all_checkpoints_is_an_error_and_of_folders_that_are_none_is_n
     assert trainer.do(f"ckptd.transformers.latest({root!r})", 60) is None
 
 
+def resumed_from(root):
+    """Notes what the Trainer loads, verified, where it is to find a checkpoint itself; and ends the training there."""
+    return (
+        "seen = []; load = ckptd.transformers._stock['_load_from_checkpoint']\n"
+        "def note(trainer, path, *others): seen.append(path); raise KeyboardInterrupt\n"
+        "ckptd.transformers._stock['_load_from_checkpoint'] = note\n"
+        f"try: fit({root!r}, 6, resume=True)\n"
+        "except KeyboardInterrupt: pass\n"
+        "finally: ckptd.transformers._stock['_load_from_checkpoint'] = load\n"
+        "seen"
+    )
+
+
+@pytest.mark.parametrize("damage", ["empty folder", "torn optimizer", "no weights", "no manifest"])
+def test_trainer_that_finds_a_checkpoint_itself_takes_the_newest_whole_one(trainer, trained, root, damage):
+    do, step = DAMAGES[damage]
+    root += "/copy"
+    shutil.copytree(trained + "/ours", root)
+    do(root, trained + "/stock/checkpoint-4")
+    assert trainer.do(resumed_from(root), 120) == [f"{root}/checkpoint-{step}"]
+
+
+def test_trainer_that_finds_no_checkpoint_says_so_as_before(trainer, root):
+    assert "No valid checkpoint found" in trainer.fails(f"fit({root!r}, 2, resume=True)", 60).message
+
+
+def test_wait_outside_of_training_ends_when_all_is_committed(trainer, root):
+    trainer.do(
+        "class Interrupt(transformers.TrainerCallback):\n"
+        "    def on_save(self, args, state, control, **others): raise KeyboardInterrupt\n"
+        f"try: fit({root!r}, 4, callbacks=[Interrupt()])\n"
+        "except KeyboardInterrupt: ckptd.transformers.wait(60)",
+        120,
+    )
+    assert os.path.exists(root + "/checkpoint-2/.ckptd/manifest")
+    trainer.do("ckptd.transformers.wait(0)")
+    assert trainer.do(f"os.environ.update(HOME={os.path.dirname(root)!r}); ckptd.transformers.latest('~/{os.path.basename(root)}')") == (
+        root + "/checkpoint-2"
+    )
+
+
+def test_trainer_does_not_look_at_what_ckptd_is_removing(trainer, root):
+    trainer.do(
+        "import os.path; samefile, removal = os.path.samefile, ckptd.transformers.await_removal; seen = []\n"
+        "os.path.samefile = lambda one, other: (seen.append(os.path.basename(one)), samefile(one, other))[1]\n"
+        "def removing(run):\n"  # As a daemon on a slow disk, which has not removed it yet.
+        f"    os.makedirs({root + '/checkpoint-1'!r}, exist_ok=True)\n"
+        "ckptd.transformers.await_removal, known = removing, ckptd.transformers.unkept\n"
+        "ckptd.transformers.unkept = lambda run: ['checkpoint-1']\n"
+        "class Better(transformers.TrainerCallback):\n"
+        "    def on_evaluate(self, args, state, control, metrics, **others): metrics['eval_loss'] = -float(state.global_step)\n"
+        "options = dict(save_total_limit=1, eval_strategy='steps', eval_steps=2, metric_for_best_model='loss')\n"
+        f"try: fit({root!r}, 4, callbacks=[Better()], **options)\n"
+        "finally:\n"
+        "    os.path.samefile, ckptd.transformers.await_removal, ckptd.transformers.unkept = samefile, removal, known",
+        120,
+    )
+    assert "checkpoint-4" in trainer.do("seen") and "checkpoint-1" not in trainer.do("seen")
+
+
 def test_trainer_reads_no_damaged_checkpoint(trainer, trained, root):
     shutil.copytree(trained + "/ours", root + "/copy")
     assert trainer.do(f"ckptd.transformers.latest({root + '/copy'!r})", 60) == root + "/copy/checkpoint-4"
     flip(root + "/copy/checkpoint-4/model.safetensors")
-    for resume in (repr(root + "/copy/checkpoint-4"), "True"):
-        assert trainer.fails(f"fit({root + '/copy'!r}, 6, resume={resume})", 120).kind == "Corrupt"
+    assert trainer.fails(f"fit({root + '/copy'!r}, 6, resume={root + '/copy/checkpoint-4'!r})", 120).kind == "Corrupt"
+    assert trainer.do(resumed_from(root + "/copy"), 120) == [root + "/copy/checkpoint-2"]
     trainer.do(
         f"made = trainer({root + '/copy'!r}, 6, [ckptd.transformers.CheckpointCallback()])\n"
         f"made.state.best_model_checkpoint = {root + '/copy/checkpoint-4'!r}"

@@ -250,6 +250,26 @@ class Process:
         deadline, root = time.monotonic() + self.settings.timeout, os.path.realpath(root)
         self._await([save for there, save in self._of_flight() if there.root == root], deadline)
 
+    def wait(self, timeout: Optional[float] = None) -> None:
+        """Waits until all saves of this process are committed. No-op if none is in flight.
+
+        Args:
+            timeout (float, optional): seconds to wait. Default: that of ``configure()``
+
+        Raises:
+            ckptd.CheckpointFailed: a save that was in flight did not become a checkpoint; the others are waited for.
+            ckptd.WaitTimeout: a save goes on; the daemon commits it.
+        """
+        deadline = time.monotonic() + (self.settings.timeout if timeout is None else timeout)
+        failed: Optional[errors.CkptdError] = None
+        for _, save in self._of_flight():
+            try:
+                self._await_one(save, deadline)
+            except errors.CkptdError as error:
+                failed = failed or error
+        if failed is not None:
+            raise failed
+
     def await_all(self, deadline: float) -> None:
         """Waits until all saves of this process have ended, at most until a time.monotonic()."""
         self._await([save for _, save in self._of_flight()], deadline)

@@ -17,7 +17,7 @@ _ASK_SECONDS = 0.1  # After this the daemon is asked whether something keeps one
 
 def await_removal(run: Run) -> None:
     """Returns when the root has no checkpoints of ckptd that nothing keeps."""
-    surplus, begin = _unkept(run), time.monotonic()
+    surplus, begin = unkept(run), time.monotonic()
     asked = begin
     while surplus:
         surplus = [tag for tag in surplus if os.path.exists(os.path.join(run.root, tag))]
@@ -25,12 +25,12 @@ def await_removal(run: Run) -> None:
         if now - begin > _SECONDS:
             return _log.info("ckptd: retention has not removed %s in %g s", ", ".join(surplus), _SECONDS)
         if now - asked > _ASK_SECONDS:
-            asked, kept_since = now, set(surplus) - set(_unkept(run))
+            asked, kept_since = now, set(surplus) - set(unkept(run))
             surplus = [tag for tag in surplus if tag not in kept_since]
         time.sleep(_PAUSE_SECONDS)
 
 
-def _unkept(run: Run) -> List[str]:
+def unkept(run: Run) -> List[str]:
     """Returns the checkpoints that are still there, and that the daemon evicts or would evict at the next commit."""
     try:
         there = [tag for _, tag in open_root(run.root)._summaries()]

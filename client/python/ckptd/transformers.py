@@ -14,25 +14,27 @@ import re
 import tempfile
 import threading
 import time
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Set
 
 import safetensors.torch
 import torch
 import transformers
 from transformers import modeling_utils
+from transformers import trainer as trainer_module
 from transformers.trainer import TRAINER_STATE_NAME
 
 from ckptd import _trainer_files, errors
 from ckptd._checkpoint_paths import is_committed, warn_unverified
 from ckptd._node_process import Place, Process, await_sealed
-from ckptd._removal import await_removal
+from ckptd._paths import directory_path
+from ckptd._removal import await_removal, unkept
 from ckptd._saving.file_values import File, Torch
 from ckptd._torch.safetensors_file import Piece, lay_out
 from ckptd.restore import open_root
 from ckptd.retention import Keep
 from ckptd.run import Run
 
-__all__ = ["CheckpointCallback", "configure", "latest"]
+__all__ = ["CheckpointCallback", "configure", "latest", "wait"]
 
 _log = logging.getLogger("ckptd")
 _ADMISSION_SECONDS = 120.0
@@ -44,6 +46,7 @@ _FORMAT = {"format": "pt"}  # The metadata of safetensors files.
 process = Process("transformers")
 _verified: Dict[str, List[Any]] = {}  # The checkpoints that this process has verified, by path: _stats() of their files.
 configure = process.configure  # See Process.configure.
+wait = process.wait  # See Process.wait. Outside of train(), which waits itself unless it raises.
 
 
 class CheckpointCallback(transformers.TrainerCallback):  # type: ignore[misc]
@@ -105,6 +108,10 @@ class CheckpointCallback(transformers.TrainerCallback):  # type: ignore[misc]
         if self._run is not None and self._run.retention is not None:
             await_removal(self._run)
 
+    def _removed(self) -> Set[str]:
+        """Returns the checkpoints that are still there, and that the daemon may be removing."""
+        return set(unkept(self._run)) if self._run is not None and self._run.retention is not None else set()
+
     def save(self, trainer: Any, output_dir: str, write: "Callable[[], None]") -> None:
         """Saves what write() makes the Trainer write to a folder in output_dir. Every rank calls it.
 
@@ -138,7 +145,7 @@ def latest(output_dir: "str | os.PathLike[str]", timeout: float = 600.0) -> Opti
     Raises:
         ckptd.CkptdError: no daemon answers, or all checkpoints are damaged.
     """
-    root = os.path.abspath(os.fspath(output_dir))
+    root = directory_path(output_dir, "output_dir")
     if not os.path.isdir(root):
         return None
     reader = process.run_to_read(root)
@@ -320,16 +327,44 @@ def _replace_methods() -> None:
         ("_save_checkpoint", _save_checkpoint),
         ("_load_best_model", _load_best_model),
         ("_load_from_checkpoint", _load_from_checkpoint),
+        ("_finalize_training", _finalize_training),
+        ("train", _train),
     ):
         if name in _stock:
             continue
-        if not callable(getattr(transformers.Trainer, name, None)) or not hasattr(modeling_utils, "safe_save_file"):
+        others = ((modeling_utils, "safe_save_file"), (trainer_module, "sort_checkpoints"))
+        lacking = [other for module, other in ((transformers.Trainer, name), *others) if not callable(getattr(module, other, None))]
+        if lacking:
             raise RuntimeError(
-                f"transformers {transformers.__version__} has no Trainer.{name} or no modeling_utils.safe_save_file: "
+                f"transformers {transformers.__version__} has no {', '.join(lacking)}: "
                 "ckptd.transformers.CheckpointCallback was tested with 5.23; leave it out, or install that"
             )
         _stock[name] = getattr(transformers.Trainer, name)
         setattr(transformers.Trainer, name, method)
+
+
+def _train(trainer: Any, resume_from_checkpoint: Any = None, *args: Any, **options: Any) -> Any:
+    """Chooses what ``resume_from_checkpoint=True`` means: what latest() returns."""
+    if resume_from_checkpoint is True and _callback_of(trainer) is not None:
+        resume_from_checkpoint = latest(trainer.args.output_dir) or True  # Without one, the Trainer says so.
+    return _stock["train"](trainer, resume_from_checkpoint, *args, **options)
+
+
+def _finalize_training(trainer: Any, *args: Any, **options: Any) -> Any:
+    """Keeps the Trainer, which lists the checkpoints and looks at each, from those that ckptd is removing meanwhile."""
+    callback, listing = _callback_of(trainer), trainer_module.sort_checkpoints
+    if callback is None:
+        return _stock["_finalize_training"](trainer, *args, **options)
+
+    def sort_checkpoints(*args: Any, **options: Any) -> Any:
+        removed = callback._removed()
+        return [path for path in listing(*args, **options) if os.path.basename(path) not in removed]
+
+    trainer_module.sort_checkpoints = sort_checkpoints
+    try:
+        return _stock["_finalize_training"](trainer, *args, **options)
+    finally:
+        trainer_module.sort_checkpoints = listing
 
 
 def _save_checkpoint(trainer: Any, model: Any, trial: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import shutil
@@ -135,3 +136,29 @@ def trainer_train_twice(writer: Any, reader: Any, folder: pathlib.Path) -> None:
 
     loaded = transformers.OPTForCausalLM.from_pretrained(str(folder / "runs/checkpoint-2"))
     expect_same({name: tensor for name, tensor in loaded.state_dict().items()}, weights(second))
+
+
+@case(AREA, "transformers", "huggingface/transformers#35782", crosswise=False)
+def trainer_resume_true_after_a_killed_save(writer: Any, reader: Any, folder: pathlib.Path) -> None:
+    """`resume_from_checkpoint=True` passes a newest folder over in which a killed job left half of its files."""
+    whole = weights(train(writer, folder / "whole", 5))
+    train(writer, folder / "runs", 4)
+    shutil.copytree(folder / "runs/checkpoint-4", folder / "runs/checkpoint-9")
+    (folder / "runs/checkpoint-9/trainer_state.json").unlink()
+    expect_same(weights(train(reader, folder / "runs", 5, resume=True)), whole)
+
+
+@case(AREA, "transformers", crosswise=False)
+def trainer_interrupted_after_a_save(writer: Any, reader: Any, folder: pathlib.Path) -> None:
+    """Ctrl-C in a notebook right after a save: the checkpoint is whole when the next cell has waited for it."""
+    import transformers
+
+    class Interrupt(transformers.TrainerCallback):  # type: ignore[misc]
+        def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            raise KeyboardInterrupt
+
+    with contextlib.suppress(KeyboardInterrupt):
+        train(writer, folder / "runs", 4, callbacks=[Interrupt()])
+    writer.wait()
+    expect_kept(checkpoints(folder / "runs") == ["checkpoint-2"], f"there are {checkpoints(folder / 'runs')}")
+    expect_kept(os.path.isfile(folder / "runs/checkpoint-2/trainer_state.json"), "it is not whole")
