@@ -23,6 +23,33 @@ def test_weights_are_recovered_by_the_script_beside_the_checkpoints(pair, root, 
     assert pair.do(loads + found + same) == [[], []]
 
 
+def test_upstreams_functions_wait_for_the_save_before(new_ranks, root):
+    pair = new_ranks(2)
+    pair.do(
+        "from deepspeed.utils import zero_to_fp32 as tool\n"
+        "from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint as get\n"
+        # As a program that has imported it by its name before install().
+        "import types; sys.modules['program'] = program = types.ModuleType('program')\n"
+        "program.get_fp32_state_dict_from_zero_checkpoint = get\n"
+        "ckptd.deepspeed.install(); made = states.engine(1); states.train(made, 2)\n"
+        "from deepspeed.utils import safe_get_full_fp32_param as full\n"
+        "wanted = {n: full(p) for n, p in made.module.named_parameters()}"
+    )
+    for number, recover in enumerate(
+        [
+            "tool.get_fp32_state_dict_from_zero_checkpoint(path)",
+            "program.get_fp32_state_dict_from_zero_checkpoint(path)",
+            "dict(tool.load_state_dict_from_zero_checkpoint(states.Net(), path).named_parameters())",
+            "(tool.convert_zero_checkpoint_to_fp32_state_dict(path, out), torch.load(out + '/pytorch_model.bin'))[1]",
+        ]
+    ):
+        path = f"{root}/{chr(ord('a') + number)}"
+        pair.do(f"path, out = {path!r}, {path!r} + f'-out-{{dist.get_rank()}}'; os.mkdir(path) if dist.get_rank() == 0 else None")
+        # The save is sealed, and not yet committed, when save_checkpoint() returns.
+        found = pair.do(f"made.save_checkpoint(path); found = {recover}; states.differences(wanted, {{n: found[n] for n in wanted}})")
+        assert found == [[], []], recover
+
+
 def test_recovery_scripts_are_written_only_where_they_are_missing_or_differ(pair, root):
     def written():
         return {name: os.stat(f"{root}/{name}").st_mtime_ns for name in os.listdir(root) if name.endswith(".py")}

@@ -7,9 +7,11 @@ import abc
 import functools
 import importlib
 import inspect
+import sys
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from ckptd.deepspeed import _scripts
+from ckptd.deepspeed._waiting import await_saves
 
 
 class HookedEngine(abc.ABC):
@@ -53,6 +55,10 @@ def prepare() -> None:
         _stock[ours.__name__] = stock
         setattr(kind, ours.__name__, functools.wraps(stock)(ours))
     _stock[_WEIGHTS] = getattr(module, _WEIGHTS)
+    recover = functools.wraps(_stock[_WEIGHTS])(_recover_weights)
+    # zero_to_fp32's other functions call it by its name there. Programs may have imported it from there before.
+    for other in [other for other in list(sys.modules.values()) if vars(other).get(_WEIGHTS) is _stock[_WEIGHTS]]:
+        setattr(other, _WEIGHTS, recover)
     setattr(module, _WEIGHTS, functools.wraps(_stock[_WEIGHTS])(_whole_weights))
 
 
@@ -120,6 +126,12 @@ def _whole_weights(*args: Any, **kwargs: Any) -> Any:
     """Stands for the function by which load_checkpoint() reads the weights of stage 3 without the optimizer's state."""
     weights = _loading[0].whole_weights(_loading[1]) if _loading is not None else None
     return _stock[_WEIGHTS](*args, **kwargs) if weights is None else weights
+
+
+def _recover_weights(checkpoint_dir: Any, *args: Any, **kwargs: Any) -> Any:
+    """Stands for the same function elsewhere: waits until the checkpoint, and ``latest``, are there."""
+    await_saves(checkpoint_dir)
+    return _stock[_WEIGHTS](checkpoint_dir, *args, **kwargs)
 
 
 def _get_all_ckpt_names(engine: Any, *args: Any, **kwargs: Any) -> Any:

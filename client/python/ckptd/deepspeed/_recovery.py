@@ -11,8 +11,8 @@ import torch
 
 from ckptd._checkpoint_paths import is_committed, warn_unverified
 from ckptd.deepspeed._convert_program import convert
-from ckptd.deepspeed._process import Place, process
 from ckptd.deepspeed._saved_parts import Files, bytes_of
+from ckptd.deepspeed._waiting import await_saves
 from ckptd.restore import open_root
 
 Path = Union[str, "os.PathLike[str]"]
@@ -71,7 +71,7 @@ def get_fp32_state_dict_from_zero_checkpoint(
             names a class that ckptd does not know. It is a ValueError.
         errors.Corrupt: a byte is not what was saved, or the manifest is damaged or missing.
     """
-    _await(checkpoint_dir)
+    await_saves(checkpoint_dir)
     arguments = [os.fspath(checkpoint_dir), "--plan", *_common(tag, exclude_frozen_parameters)]
     plan = convert("zero-to-fp32", arguments)
     files = _files_of(plan["input"])
@@ -107,7 +107,7 @@ def convert_zero_checkpoint_to_state_dict(
         NoCheckpoint, CannotConvert: as ``get_fp32_state_dict_from_zero_checkpoint``.
         errors.Refused: the output exists; the disk is too small.
     """
-    _await(checkpoint_dir)
+    await_saves(checkpoint_dir)
     output = os.path.abspath(os.fspath(output_dir))
     os.makedirs(os.path.dirname(output), exist_ok=True)
     arguments = [os.fspath(checkpoint_dir), output, *_common(tag, exclude_frozen_parameters)]
@@ -150,13 +150,6 @@ def load_state_dict_from_zero_checkpoint(model: Model, checkpoint_dir: Path, tag
 def _common(tag: Optional[str], exclude_frozen_parameters: bool) -> List[str]:
     arguments = [] if tag is None else [f"--tag={tag}"]
     return arguments + (["--exclude_frozen_parameters"] if exclude_frozen_parameters else [])
-
-
-def _await(checkpoint_dir: Path) -> None:
-    """Waits for the saves of this process that are in flight there."""
-    path = os.path.abspath(os.fspath(checkpoint_dir))
-    process.await_root(path)
-    process.await_place(Place(*os.path.split(path)))
 
 
 def _files_of(path: str) -> Files:
