@@ -10,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import os
 import pathlib
+import signal
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 import torch
@@ -61,6 +63,56 @@ def case(
         return function
 
     return register
+
+
+# ---- what a case uses
+
+
+def in_a_child(work: Callable[[Callable[[], None]], None]) -> int:
+    """Runs `work` in a forked process, which waits to be killed afterwards. Returns its id when it has called what `work` is
+    given, or when `work` has returned."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(read)
+        told = False
+
+        def ready() -> None:
+            nonlocal told
+            if not told:
+                os.write(write, b"1")
+            told = True
+
+        try:
+            work(ready)
+            ready()
+            while True:
+                signal.pause()
+        finally:
+            os._exit(1)
+    os.close(write)
+    heard = os.read(read, 1)
+    os.close(read)
+    if not heard:
+        os.waitpid(child, 0)
+        raise AssertionError("the process has ended before it was killed")
+    return child
+
+
+def kill(child: int) -> None:
+    """Kills a process of in_a_child, which must not have ended by itself."""
+    os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    if os.waitstatus_to_exitcode(status) != -signal.SIGKILL:
+        raise AssertionError(f"the process has ended by itself, with status {status}")
+
+
+def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
+    for step in range(steps):
+        torch.manual_seed(step)
+        model(torch.randn(4, 8)).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
 
 
 # ---- what a case checks

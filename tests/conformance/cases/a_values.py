@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy
 import torch
-from conformance.case import FAILURE, bits_of, bytes_of, case, expect, expect_same, share_memory
+from conformance.case import FAILURE, bits_of, bytes_of, case, expect, expect_same, share_memory, train
 
 AREA = "Values"
 
@@ -255,14 +255,6 @@ def optimizer_state(writer: Any, reader: Any, folder: pathlib.Path) -> None:
     other_optimizer.load_state_dict(got["optimizer"])
     train(other, other_optimizer, 3)
     expect_same(dict(other.state_dict()), dict(model.state_dict()), "the model after three more steps")
-
-
-def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
-    for step in range(steps):
-        torch.manual_seed(step)
-        model(torch.randn(4, 8)).square().sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
 
 
 @case(AREA, "torch")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import pathlib
 import shutil
-from typing import Any
+from typing import Any, Callable
 
 import torch
-from conformance.case import FAILURE, bytes_of, case, expect, expect_same, flip_a_byte, refused
+from conformance.case import FAILURE, bytes_of, case, expect, expect_same, flip_a_byte, in_a_child, kill, refused, train
 
 AREA = "PyTorch Distributed Checkpoint"
 
@@ -246,26 +246,18 @@ def dcp_optimizer_state(writer: Any, reader: Any, folder: pathlib.Path) -> None:
     torch.manual_seed(0)
     model = torch.nn.Linear(8, 8)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    _train(model, optimizer, 3)
+    train(model, optimizer, 3)
     weights, state = get_state_dict(model, optimizer)
     writer.save(folder / "runs/step-3", {"model": weights, "optimizer": state})
-    _train(model, optimizer, 3)
+    train(model, optimizer, 3)
 
     other = torch.nn.Linear(8, 8)
     other_optimizer = torch.optim.AdamW(other.parameters(), lr=1.0)
     weights, state = get_state_dict(other, other_optimizer)
     got = reader.load(folder / "runs/step-3", {"model": weights, "optimizer": state})
     set_state_dict(other, other_optimizer, model_state_dict=got["model"], optim_state_dict=got["optimizer"])
-    _train(other, other_optimizer, 3)
+    train(other, other_optimizer, 3)
     expect_same(dict(other.state_dict()), dict(model.state_dict()), "the model after three more steps")
-
-
-def _train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
-    for step in range(steps):
-        torch.manual_seed(step)
-        model(torch.randn(4, 8)).square().sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
 
 
 @case(AREA, "dcp", "huggingface/accelerate#3971")
@@ -279,7 +271,7 @@ def dcp_optimizer_with_frozen_parameters(writer: Any, reader: Any, folder: pathl
         return model, torch.optim.AdamW([parameter for parameter in model.parameters() if parameter.requires_grad])
 
     model, optimizer = make()
-    _train(model, optimizer, 3)
+    train(model, optimizer, 3)
     weights, state = get_state_dict(model, optimizer)
     writer.save(folder / "runs/step-3", {"model": weights, "optimizer": state})
     other, other_optimizer = make()
@@ -368,19 +360,16 @@ def dcp_descriptors_after_many_saves(writer: Any, reader: Any, folder: pathlib.P
 @case(AREA, "dcp", "sgl-project/sglang#40723", "pytorch/pytorch#26009", crosswise=False)
 def dcp_nothing_left_in_shared_memory(writer: Any, reader: Any, folder: pathlib.Path) -> None:
     """A process that was killed in the middle of its saves leaves nothing in /dev/shm."""
-    import signal
-    import time
 
-    before = set(os.listdir("/dev/shm"))
-    child = os.fork()
-    if child == 0:
+    def work(ready: Callable[[], None]) -> None:
         library = type(writer)()
         for i in range(1000):
             library.async_save(folder / f"runs/step-{i}", {"w": torch.ones(4_000_000)})
-        os._exit(0)
-    time.sleep(0.5)  # It may be anywhere.
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
+            if i == 2:
+                ready()
+
+    before = set(os.listdir("/dev/shm"))
+    kill(in_a_child(work))
     left = set(os.listdir("/dev/shm")) - before
     expect(not left, f"it has left {sorted(left)[:3]}")
 

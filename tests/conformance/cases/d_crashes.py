@@ -6,35 +6,37 @@ import os
 import pathlib
 import resource
 import signal
+import sys
 import time
 from typing import Any, Callable
 
 import torch
-from conformance.case import FAILURE, case, expect, expect_kept, expect_same, refused
+from conformance.case import FAILURE, case, expect, expect_kept, expect_same, in_a_child, kill, refused
 
 AREA = "Crashes and errors"
 ELEMENTS = 4_000_000
 
 
-def in_a_child(work: Callable[[Callable[[], None]], None]) -> int:
-    """Runs `work` in a forked process; returns its id when it has called what it is given."""
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(read)
-        try:
-            work(lambda: os.write(write, b"1") and None)
-        finally:
-            os._exit(1)
-    os.close(write)
-    os.read(read, 1)
-    os.close(read)
-    return child
+class Steps:
+    """Counts the calls of functions that this thread makes in its block. Calls `act` at one of them, for a point within a save
+    that does not depend on how long the save takes."""
 
+    def __init__(self, at: int = 0, act: Callable[[], object] = lambda: None) -> None:
+        self.made = 0
+        self._at = at  # 0: never.
+        self._act = act
 
-def kill(child: int) -> None:
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
+    def __enter__(self) -> Steps:
+        sys.setprofile(self._count)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.setprofile(None)
+
+    def _count(self, *_: object) -> None:
+        self.made += 1
+        if self.made == self._at:
+            self._act()
 
 
 def until_loaded(reader: Any, path: pathlib.Path, value: float, seconds: float = 30) -> None:
@@ -53,18 +55,18 @@ def until_loaded(reader: Any, path: pathlib.Path, value: float, seconds: float =
 @case(AREA, "dcp", "Lightning-AI/pytorch-lightning#688", "Lightning-AI/pytorch-lightning#19970", crosswise=False)
 def killed_while_it_saves_a_name_again(writer: Any, reader: Any, folder: pathlib.Path) -> None:
     """A process that is killed while it saves over a checkpoint leaves the old one or the new one, whole."""
-    for attempt in range(8):
+    for eighth in range(8):
+
         def work(ready: Callable[[], None]) -> None:
             library = type(writer)()
             library.save(folder / "runs/last", {"w": torch.full((ELEMENTS,), 1.0)})
+            with Steps() as steps:
+                library.save(folder / "runs/last", {"w": torch.full((ELEMENTS,), 1.0)})
             state = {"w": torch.full((ELEMENTS,), 2.0)}
-            ready()
-            library.save(folder / "runs/last", state)
-            time.sleep(60)
+            with Steps(at=steps.made * eighth // 8 + 1, act=ready):
+                library.save(folder / "runs/last", state)
 
-        child = in_a_child(work)
-        time.sleep(0.004 * attempt)
-        kill(child)
+        kill(in_a_child(work))
         try:
             got = type(reader)().load(folder / "runs/last", {"w": torch.zeros(ELEMENTS)})["w"]
         except FAILURE as error:
@@ -80,9 +82,9 @@ def killed_right_after_an_async_save(writer: Any, reader: Any, folder: pathlib.P
     def work(ready: Callable[[], None]) -> None:
         state = {"w": torch.full((ELEMENTS * 10,), 3.0)}
         saved = type(writer)().async_save(folder / "runs/step-1", state)
-        time.sleep(0.1)
+        time.sleep(0.1)  # As the sentence says.
         ready()
-        time.sleep(60)
+        signal.pause()
         saved.result()
 
     kill(in_a_child(work))
@@ -98,7 +100,6 @@ def killed_right_after_an_async_save(writer: Any, reader: Any, folder: pathlib.P
 def program_ends_after_an_async_save(writer: Any, reader: Any, folder: pathlib.Path) -> None:
     """A program that ends by itself right after its last async save has saved it."""
     import subprocess
-    import sys
 
     install = "import ckptd.dcp; ckptd.dcp.install(timeout=60)" if writer.name == "ckptd" else ""
     code = f"""
@@ -115,19 +116,19 @@ dcp.async_save({{"w": torch.full(({ELEMENTS},), 4.0)}}, checkpoint_id={str(folde
 @case(AREA, "dcp", "huggingface/transformers#35782", crosswise=False)
 def killed_in_the_first_save(writer: Any, reader: Any, folder: pathlib.Path) -> None:
     """After a process was killed in its second save, the newest checkpoint is one that can be loaded."""
-    for attempt in range(8):
+    for eighth in range(8):
+
         def work(ready: Callable[[], None]) -> None:
             library = type(writer)()
-            library.save(folder / f"runs-{attempt}/step-1", {"w": torch.full((ELEMENTS,), 1.0)})
+            library.save(folder / f"before-{eighth}/step-1", {"w": torch.full((ELEMENTS,), 1.0)})
+            with Steps() as steps:
+                library.save(folder / f"runs-{eighth}/step-1", {"w": torch.full((ELEMENTS,), 1.0)})
             state = {"w": torch.full((ELEMENTS,), 2.0)}
-            ready()
-            library.save(folder / f"runs-{attempt}/step-2", state)
-            time.sleep(60)
+            with Steps(at=steps.made * eighth // 8 + 1, act=ready):
+                library.save(folder / f"runs-{eighth}/step-2", state)
 
-        child = in_a_child(work)
-        time.sleep(0.004 * attempt)
-        kill(child)
-        newest = reader.newest(folder / f"runs-{attempt}")
+        kill(in_a_child(work))
+        newest = reader.newest(folder / f"runs-{eighth}")
         expect_kept(newest is not None, "there is no newest one")
         try:
             type(reader)().load(newest, {"w": torch.zeros(ELEMENTS)})
