@@ -206,6 +206,34 @@ def test_xser_tensors_that_all_experts_share_are_written_by_the_first_expert_alo
         assert nxd_job.model_differences(model, 3, where) == []
 
 
+def marked_optimizer(step, where):
+    """An optimizer without ZeRO-1, whose parameters are marked as NxD marks them; their moments are not."""
+    model = nxd_job.Model(step, where)
+    optimizer = nxd_job.optimizer_for(model, step, where, zero1=False)
+    for name, parameter in model.experts.named_parameters():
+        parameter.expert_model_parallel = True
+        moments = {key: nxd_job.values(parameter.shape, parameter.dtype, step, where.ep_rank, name, key) for key in ("exp_avg", "exp_avg_sq")}
+        optimizer.state[parameter] = {"step": torch.tensor(float(step)), **moments}
+    return optimizer
+
+
+def test_xser_tensors_of_the_optimizer_that_all_experts_share_are_written_by_the_first_expert_alone(tmp_path):
+    for where in EXPERTS:
+        save_rank(tmp_path, "t", where, optimizer=marked_optimizer(3, where), use_xser=True)
+    folder = "t/optim/dp_rank_00_ep_rank_{:02d}_tp_rank_00_pp_rank_00.pt.tensors"
+    first, second = [set(os.listdir(tmp_path / folder.format(ep))) for ep in range(2)]
+    trained = _states.parameters_of(marked_optimizer(3, EXPERTS[0]))
+    experts = [parameter for parameter in trained if hasattr(parameter, "expert_model_parallel")]
+    assert 0 < len(experts) < len(trained) and second < first
+    assert len(second) * len(trained) == len(first) * len(experts)
+    info = torch.load(tmp_path / (folder.format(1).removesuffix("tensors") + "info.pt"), weights_only=True)
+    assert {f"tensor_{tid}.pt" for tid in info if info[tid]["expert_model_parallel"]} == second
+    for where in EXPERTS:
+        optimizer = marked_optimizer(0, where)
+        load_rank(tmp_path, "t", where, optimizer=optimizer)
+        assert nxd_job.differences(optimizer.state_dict()["state"], marked_optimizer(3, where).state_dict()["state"]) == []
+
+
 def test_xser_tensors_without_any_expert_mark_are_all_written_by_every_expert(tmp_path):
     for where in EXPERTS:
         state = {name: value.detach().clone() for name, value in nxd_job.Model(3, where).state_dict().items()}
@@ -357,6 +385,28 @@ def test_weights_saved_as_master_weights_alone_come_back_with_buffers_and_all(tm
                 parameter.copy_(parameter.float())
         assert nxd_job.differences(dict(model.state_dict()), dict(expected.state_dict())) == []
         assert nxd_job.differences(optimizer.state, optimizer.expected(3)) == []
+
+
+@pytest.mark.parametrize("has_own", [False, True])
+def test_weights_saved_as_master_weights_alone_come_back_into_a_pipelined_model(tmp_path, has_own):
+    class Pipelined(nxd_job.Model):
+        """As NxD's: its methods for names do not have the arguments of torch's."""
+
+        local_state_dict = nxd_job.Model.state_dict
+
+        def named_parameters(self, recurse=True):
+            return super().named_parameters(recurse=recurse)
+
+    if has_own:
+        Pipelined.local_named_parameters = nxd_job.Model.named_parameters
+    save_without_what_masters_have(tmp_path, use_xser=True)
+    where = Topology(rank=0, world_size=1)
+    model = Pipelined(0, where)
+    optimizer = nxd_job.NeuronZero1Optimizer(model, 0, where, TRAINED)
+    load_rank(tmp_path, "t", where, model=model, optimizer=optimizer)
+    for name in TRAINED:
+        expected = nxd_job.Model(3, where).get_parameter(name)
+        assert nxd_job.differences(model.get_parameter(name).detach(), expected.detach().float().to(expected.dtype)) == []
 
 
 def test_missing_master_weights_are_refused(tmp_path):

@@ -131,7 +131,7 @@ def _in_the_optimizer(
             reason="STATE_MISMATCH",
             tag=source.tag,
         )
-    named = dict(targets.model.named_parameters(remove_duplicate=False))
+    named = _states.named_parameters(targets.model)
     nowhere = [name for name in absent if name not in named or id(named[name]) not in numbers]
     weights = [name for name in nowhere if name in named]
     if weights and targets.strict:

@@ -50,7 +50,10 @@ def files(
     if made.optimizer is not None:
         zero1 = _states.is_zero1(arguments.optimizer, arguments.zero1_optimizer)
         name = _names.zero1(topology) if zero1 else _names.optimizer(topology)
-        yield from _state_files(name, made.optimizer, deferred, arguments, (0, 1) if zero1 else topology.replica)
+        elsewhere = not zero1 and topology.ep_rank > 0 and bool(made.optimizer.experts)
+        yield from _state_files(
+            name, made.optimizer, deferred, arguments, (0, 1) if zero1 else topology.replica, shared_is_elsewhere=elsewhere
+        )
     if made.model is not None:
         # Without any mark nothing tells what is an expert's own, so every rank writes everything.
         elsewhere = topology.ep_rank > 0 and bool(made.model.experts)
@@ -97,6 +100,9 @@ def _plain_states(topology: Topology, arguments: SaveArguments, deferred: Deferr
         if avoid and arguments.model is not None:
             covered = _states.covered_by_master_weights(arguments.model, arguments.optimizer, state) or covered
         optimizer = _states.to_plain(state, deferred)
+        if topology.ep_size > 1:
+            experts = _states.tensors_of_experts(arguments.optimizer, optimizer.state)
+            optimizer = optimizer._replace(experts=optimizer.experts | experts)
     if arguments.model is not None:
         model = _states.to_plain(_states.of_model(arguments.model), deferred)
     return _PlainStates(optimizer, model, covered)

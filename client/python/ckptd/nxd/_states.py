@@ -39,6 +39,34 @@ def is_zero1(optimizer: Any, said: bool) -> bool:
     )
 
 
+def named_parameters(model: Any) -> Dict[str, Any]:
+    """Returns a model's parameters by their names in of_model(), tied ones by each of their names; of a pipelined model, those
+    of its own part. NxD's pipelined model does not take the arguments of torch's method.
+    """
+    named = getattr(model, "local_named_parameters", None) or model.named_parameters
+    try:
+        return dict(named(remove_duplicate=False))
+    except TypeError:
+        return dict(named())
+
+
+def tensors_of_experts(optimizer: Any, plain: Any) -> FrozenSet[int]:
+    """Returns id() of each tensor in the state of an optimizer that belongs to a parameter of one expert.
+
+    The mark is on the parameters alone: moments do not inherit it. Empty for a dict.
+
+    Args:
+        plain: the optimizer's state, as to_plain() has made it.
+    """
+    of_parameters = plain.get("state") if isinstance(plain, dict) else None
+    found: List[Any] = []
+    for number, parameter in enumerate(parameters_of(optimizer)):
+        if getattr(parameter, "expert_model_parallel", False) and isinstance(of_parameters, dict):
+            state = of_parameters.get(number)
+            found += [value for value in state.values() if isinstance(value, torch.Tensor)] if isinstance(state, dict) else []
+    return frozenset(map(id, found))
+
+
 def parameters_of(optimizer: Any) -> "List[Any]":
     """Returns an optimizer's parameters in the order of the numbers in its state; empty if it has no
     param_groups.
@@ -194,7 +222,6 @@ def covered_by_master_weights(model: Any, optimizer: Any, optimizer_state: Any) 
     if not isinstance(optimizer_state, dict) or not optimizer_state.get("sharded_master_weights"):
         return None
     trained = {id(parameter) for parameter in parameters_of(optimizer)}
-    named = getattr(model, "named_parameters", None)
-    if named is None or not trained or hasattr(model, "local_state_dict"):
+    if not hasattr(model, "named_parameters") or not trained or hasattr(model, "local_state_dict"):
         return None
-    return {name for name, parameter in named(remove_duplicate=False) if id(parameter) in trained}
+    return {name for name, parameter in named_parameters(model).items() if id(parameter) in trained}
