@@ -80,7 +80,7 @@ def test_the_example_runs(name: str, endpoint: str, tmp_path: pathlib.Path) -> N
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
-    assert list(tmp_path.glob("**/ckpts/*/.ckptd/manifest")), "the example has saved nothing"
+    assert list(tmp_path.glob("**/ckpts/**/.ckptd/manifest")), "the example has saved nothing"
 
 
 def anchors(document: pathlib.Path) -> Set[str]:

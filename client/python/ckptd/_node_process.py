@@ -5,7 +5,7 @@ import logging
 import os
 import threading
 import time
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 from ckptd import errors
 from ckptd._checkpoint_paths import is_committed
@@ -120,9 +120,21 @@ class Process:
         with self._lock:
             self.await_all(time.monotonic() + self.settings.timeout)
             self.settings = Settings(endpoint, commit_timeout, timeout, pool_bytes, Trust(weights_only, tuple(safe_globals)))
-            self._runs = {}
-            self._client.close()
-            self._client = NodeClient(self._name, endpoint, pool_bytes)
+            self._disconnect()
+
+    def close(self) -> None:
+        """Disconnects, so that no thread and no private daemon is left, until the next use connects again.
+
+        No-op while a save is in flight.
+        """
+        with self._lock:
+            if all(has_ended(save) for _, save in self._in_flight):
+                self._disconnect()
+
+    def _disconnect(self) -> None:
+        self._runs = {}
+        self._client.close()
+        self._client = NodeClient(self._name, self.settings.endpoint, self.settings.pool_bytes)
 
     def run(self, root: str, rank: Optional[int] = None, world_size: Optional[int] = None) -> Run:
         """Returns the run of a root, joined at the first use. rank, world_size: by default those of the job."""
@@ -146,8 +158,11 @@ class Process:
 
         return dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
 
-    def open(self, place: Place, use_daemon: bool = True) -> Optional[Checkpoint]:
+    def open(self, place: Place, use_daemon: bool = True, as_rank: bool = True) -> Optional[Checkpoint]:
         """Opens a checkpoint, after the saves of it that are in flight. Follows links.
+
+        Args:
+            as_rank: see run_to_read().
 
         Returns:
             None if ckptd has not committed it: nothing is there, or what another program has written.
@@ -157,15 +172,17 @@ class Process:
         """
         self.await_place(place)
         real = _real(place)
-        run = self.run_to_read(real.root) if use_daemon else None
+        run = self.run_to_read(real.root, as_rank) if use_daemon else None
         opened = _open_with(run, real, self.settings.timeout) if run is not None else None
         if opened is not None:
             return opened
         # Also with a daemon: it knows only checkpoints that lie in their own root under their own name.
         return open_root(real.root).open(real.tag) if is_committed(real.path) else None
 
-    def run_to_read(self, root: str) -> Optional[RunReader]:
+    def run_to_read(self, root: str, as_rank: bool = True) -> Optional[RunReader]:
         """Returns what to read a root with; None to read without a daemon.
+
+        as_rank: all ranks of the job save to the root.
 
         A process that is alone reads as no rank of the job, until it saves: it may be an evaluation beside a job that
         trains, or the parent of that job's ranks. The ranks of a launch join, so that what they read stays the newest.
@@ -175,7 +192,7 @@ class Process:
         if not is_joined and not (os.path.isdir(os.path.join(root, ".ckptd")) and self._client.finds_daemon()):
             return None
         try:
-            if is_joined or find_rank()[1] > 1:
+            if is_joined or (as_rank and find_rank()[1] > 1):
                 return self.run(root)
             with self._lock:
                 return self._client.connected().open(os.path.realpath(root))
@@ -202,7 +219,7 @@ class Process:
     def add(self, place: Place, save: Save) -> None:
         """Remembers a save, which is waited for before it is loaded and at the end of the process."""
         with self._lock:
-            self._in_flight = [(there, other) for there, other in self._in_flight if not _has_ended(other)]
+            self._in_flight = [(there, other) for there, other in self._in_flight if not has_ended(other)]
             self._in_flight.append((_real(place), save))
             if not self._at_exit:
                 self._at_exit = True
@@ -233,22 +250,22 @@ class Process:
     def is_saving(self, root: str) -> bool:
         """Returns whether a save of a root has not ended."""
         root = os.path.realpath(root)
-        return any(there.root == root and not _has_ended(save) for there, save in self._of_flight())
+        return any(there.root == root and not has_ended(save) for there, save in self._of_flight())
 
     def is_saving_to(self, place: Place) -> bool:
         """Returns whether a save of a place has not ended."""
         place = _real(place)
-        return any(there == place and not _has_ended(save) for there, save in self._of_flight())
+        return any(there == place and not has_ended(save) for there, save in self._of_flight())
 
     def await_place(self, place: Place) -> None:
         """Waits until the saves of a place have ended, one way or the other."""
         deadline, place = time.monotonic() + self.settings.timeout, _real(place)
-        self._await([save for there, save in self._of_flight() if there == place], deadline)
+        self.await_saves([save for there, save in self._of_flight() if there == place], deadline)
 
     def await_root(self, root: str) -> None:
         """Waits until the saves of a root have ended, one way or the other."""
         deadline, root = time.monotonic() + self.settings.timeout, os.path.realpath(root)
-        self._await([save for there, save in self._of_flight() if there.root == root], deadline)
+        self.await_saves([save for there, save in self._of_flight() if there.root == root], deadline)
 
     def wait(self, timeout: Optional[float] = None) -> None:
         """Waits until all saves of this process are committed. No-op if none is in flight.
@@ -272,13 +289,14 @@ class Process:
 
     def await_all(self, deadline: float) -> None:
         """Waits until all saves of this process have ended, at most until a time.monotonic()."""
-        self._await([save for _, save in self._of_flight()], deadline)
+        self.await_saves([save for _, save in self._of_flight()], deadline)
 
     def _of_flight(self) -> List[Tuple[Place, Save]]:
         with self._lock:
             return list(self._in_flight)
 
-    def _await(self, saves: List[Save], deadline: float) -> None:
+    def await_saves(self, saves: Iterable[Save], deadline: float) -> None:
+        """Waits until saves have ended, one way or the other, at most until a time.monotonic()."""
         for save in saves:
             try:
                 self._await_one(save, deadline)
@@ -354,5 +372,6 @@ def await_sealed(run: RunReader, timeout: float, tag: Optional[str] = None) -> b
     return found
 
 
-def _has_ended(save: Save) -> bool:
+def has_ended(save: Save) -> bool:
+    """Returns whether a save is committed, has failed, or nobody can tell any more how it ended."""
     return save.level not in ("open", "staged", "sealed")
