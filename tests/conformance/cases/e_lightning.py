@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import pathlib
+import shutil
 import warnings
 from typing import Any, List, Optional
 
@@ -12,7 +13,6 @@ import torch
 from conformance.case import FAILURE, case, expect, expect_kept, expect_same
 
 AREA = "Lightning"
-FOLDER = "a checkpoint is a folder; its file `checkpoint.ckpt` is what Lightning's own functions take"
 
 
 def fit(
@@ -62,7 +62,7 @@ def weights(trainer: Any) -> Any:
     return {name: tensor.detach().clone() for name, tensor in trainer.lightning_module.state_dict().items()}
 
 
-@case(AREA, "lightning", crosswise_reason=FOLDER)
+@case(AREA, "lightning")
 def lightning_resume(writer: Any, reader: Any, folder: pathlib.Path) -> None:
     """A job that is resumed has the weights and the optimizer's state that were saved."""
     want = fit(writer, folder / "runs", 4)
@@ -72,7 +72,7 @@ def lightning_resume(writer: Any, reader: Any, folder: pathlib.Path) -> None:
     fit(reader, folder / "runs2", 6, resume=str(folder / "runs/step=4.ckpt"))
 
 
-@case(AREA, "lightning", reason=FOLDER)
+@case(AREA, "lightning")
 def lightning_load_from_checkpoint(writer: Any, reader: Any, folder: pathlib.Path) -> None:
     """`load_from_checkpoint(best_model_path)` after training gives the weights that were saved."""
     from pytorch_lightning.demos.boring_classes import BoringModel
@@ -90,7 +90,7 @@ def lightning_constant_name(writer: Any, reader: Any, folder: pathlib.Path) -> N
     expect_kept([name for name in names if name.startswith("model")] == ["model-v1.ckpt", "model-v2.ckpt", "model.ckpt"], f"there are {names}")
 
 
-@case(AREA, "lightning", "Lightning-AI/pytorch-lightning#19294", "Lightning-AI/pytorch-lightning#19251", crosswise_reason=FOLDER)
+@case(AREA, "lightning", "Lightning-AI/pytorch-lightning#19294", "Lightning-AI/pytorch-lightning#19251")
 def lightning_link_to_the_last(writer: Any, reader: Any, folder: pathlib.Path) -> None:
     """`save_last="link"` makes a link from which a job resumes."""
     os.chdir(folder)
@@ -106,7 +106,7 @@ def lightning_link_and_all_kept(writer: Any, reader: Any, folder: pathlib.Path) 
     expect((folder / "runs/last.ckpt").exists(), "the link leads to nothing")
 
 
-@case(AREA, "lightning", "Lightning-AI/pytorch-lightning#19189", "huggingface/pytorch-image-models#98", crosswise_reason=FOLDER)
+@case(AREA, "lightning", "Lightning-AI/pytorch-lightning#19189", "huggingface/pytorch-image-models#98")
 def lightning_last_is_the_last(writer: Any, reader: Any, folder: pathlib.Path) -> None:
     """`save_last=True` gives the last state, also where the best one is an earlier one."""
     want = weights(fit(writer, folder / "runs", 4, save_last=True, save_top_k=1, monitor="level", mode="max"))
@@ -130,7 +130,7 @@ def lightning_best_is_kept(writer: Any, reader: Any, folder: pathlib.Path) -> No
     expect(trainer.checkpoint_callback.best_model_path.endswith("step=2.ckpt"), "another one is called the best")
 
 
-@case(AREA, "lightning", crosswise_reason=FOLDER)
+@case(AREA, "lightning")
 def lightning_metric_in_the_name(writer: Any, reader: Any, folder: pathlib.Path) -> None:
     """A metric in the file name, `{step}-{train_loss:.2f}`, gives a checkpoint that is resumed from."""
     trainer = fit(writer, folder / "runs", 4, filename="{step}-{train_loss:.2f}", save_top_k=1, monitor="train_loss")
@@ -139,7 +139,7 @@ def lightning_metric_in_the_name(writer: Any, reader: Any, folder: pathlib.Path)
     fit(reader, folder / "runs2", 6, resume=best)
 
 
-@case(AREA, "lightning", crosswise_reason=FOLDER)
+@case(AREA, "lightning")
 def lightning_slash_in_the_name(writer: Any, reader: Any, folder: pathlib.Path) -> None:
     """A metric whose name has a slash, `train/loss`, in the file name gives a checkpoint that is resumed from."""
     trainer = fit(writer, folder / "runs", 4, filename="{step}-{train/loss:.2f}", save_top_k=1, monitor="train/loss")
@@ -148,11 +148,7 @@ def lightning_slash_in_the_name(writer: Any, reader: Any, folder: pathlib.Path) 
     fit(reader, folder / "runs2", 6, resume=best)
 
 
-@case(
-    AREA,
-    "lightning",
-    reason="a tag has 1 to 200 of `[A-Za-z0-9._=+,@-]`; the first save is refused, with the characters named",
-)
+@case(AREA, "lightning")
 def lightning_spaces_in_the_name(writer: Any, reader: Any, folder: pathlib.Path) -> None:
     """A file name with spaces and a percent sign gives a checkpoint that is resumed from."""
     trainer = fit(writer, folder / "runs", 2, filename="my model 100% {step}")
@@ -161,7 +157,85 @@ def lightning_spaces_in_the_name(writer: Any, reader: Any, folder: pathlib.Path)
     fit(reader, folder / "runs2", 4, resume=best)
 
 
-@case(AREA, "lightning", crosswise_reason=FOLDER)
+@case(AREA, "lightning")
+def lightning_letters_of_all_scripts_in_the_name(writer: Any, reader: Any, folder: pathlib.Path) -> None:
+    """A file name with letters that are not ASCII gives a checkpoint that is resumed from."""
+    trainer = fit(writer, folder / "runs", 2, filename="Größe-模型-{step}")
+    fit(reader, folder / "runs2", 4, resume=trainer.checkpoint_callback.best_model_path)
+
+
+@case(AREA, "lightning")
+def lightning_long_name(writer: Any, reader: Any, folder: pathlib.Path) -> None:
+    """A file name of 255 bytes, the longest that Linux has, gives a checkpoint that is resumed from."""
+    trainer = fit(writer, folder / "runs", 2, filename="{step}-" + "x" * 243)
+    best = trainer.checkpoint_callback.best_model_path
+    assert len(os.path.basename(best)) == 255
+    fit(reader, folder / "runs2", 4, resume=best)
+
+
+@case(AREA, "lightning", crosswise=False)
+def lightning_torch_load(writer: Any, reader: Any, folder: pathlib.Path) -> None:
+    """`torch.load(path)` of a checkpoint gives the weights that were saved, also with `mmap=True`."""
+    want = weights(fit(writer, folder / "runs", 2))
+    for options in ({}, {"mmap": True}):
+        expect_same(dict(torch.load(folder / "runs/step=2.ckpt", weights_only=False, **options)["state_dict"]), want)
+
+
+@case(AREA, "lightning")
+def lightning_copied_file(writer: Any, reader: Any, folder: pathlib.Path) -> None:
+    """A copy of a checkpoint alone, in another folder, is resumed from."""
+    want = weights(fit(writer, folder / "runs", 2))
+    copy = shutil.copy(folder / "runs/step=2.ckpt", folder / "copy.ckpt")
+    expect_same(weights(fit(reader, folder / "runs2", 2, resume=copy)), want)
+
+
+@case(AREA, "lightning")
+def lightning_renamed_file(writer: Any, reader: Any, folder: pathlib.Path) -> None:
+    """A checkpoint that was renamed, or moved to another folder, is resumed from."""
+    want = weights(fit(writer, folder / "runs", 4))
+    os.rename(folder / "runs/step=4.ckpt", folder / "runs/good.ckpt")
+    expect_same(weights(fit(reader, folder / "runs2", 4, resume=str(folder / "runs/good.ckpt"))), want)
+    os.rename(folder / "runs/good.ckpt", folder / "good.ckpt")
+    expect_same(weights(fit(reader, folder / "runs3", 4, resume=str(folder / "good.ckpt"))), want)
+
+
+@case(AREA, "lightning", crosswise=False)
+def lightning_removed_by_the_user(writer: Any, reader: Any, folder: pathlib.Path) -> None:
+    """A checkpoint that a user removes does not come back, and its bytes are free once the next job has begun."""
+    fit(writer, folder / "runs", 6)
+    (folder / "runs/step=2.ckpt").unlink()
+    fit(reader, folder / "runs", 8, resume=str(folder / "runs/step=6.ckpt"))
+    expect(not (folder / "runs/step=2.ckpt").exists(), "it is there again")
+    left = [path for path in (folder / "runs").rglob("*step=2.ckpt") if path.is_file()]
+    expect(not left, f"there is {left}")
+
+
+@case(AREA, "lightning")
+def lightning_optimizer_stripped_by_a_program(writer: Any, reader: Any, folder: pathlib.Path) -> None:
+    """A program loads a checkpoint, removes the optimizer's state, and writes it to a new file, which is loaded again."""
+    want = weights(fit(writer, folder / "runs", 2))
+    state = torch.load(folder / "runs/step=2.ckpt", weights_only=False)
+    state["optimizer_states"] = []
+    torch.save(state, folder / "runs/weights.ckpt")
+    plugin = next(iter(reader.plugins()), None)
+    load = plugin.load_checkpoint if plugin else torch.load
+    loaded = load(str(folder / "runs/weights.ckpt"), weights_only=False)
+    expect_same(dict(loaded["state_dict"]), want)
+    expect(loaded["optimizer_states"] == [], "the optimizer's state is there again")
+
+
+@case(AREA, "lightning")
+def lightning_saved_over_by_the_other(writer: Any, reader: Any, folder: pathlib.Path) -> None:
+    """A job that goes on with another plugin, or without one, saves over `last.ckpt`, and the next one finds its state there."""
+    options = {"save_last": True, "save_top_k": 0, "filename": "{step}"}
+    fit(writer, folder / "runs", 2, **options)
+    want = weights(fit(reader, folder / "runs", 4, resume="last", **options))
+    names = [name for name in os.listdir(folder / "runs") if name.endswith(".ckpt")]
+    expect_kept(names == ["last.ckpt"], f"there are {names}")
+    expect_same(weights(fit(writer, folder / "runs", 4, resume="last", **options)), want)
+
+
+@case(AREA, "lightning")
 def lightning_save_checkpoint_after_fit(writer: Any, reader: Any, folder: pathlib.Path) -> None:
     """`trainer.save_checkpoint()` after training returns when the checkpoint is there."""
     trainer = fit(writer, folder / "runs", 2)
@@ -193,12 +267,11 @@ def lightning_async_save_of_a_state_that_changes(writer: Any, reader: Any, folde
 
     fit(writer, folder / "runs", 8, model=Large(), plugins=writer.async_plugins(), callbacks=[Note()])
     for step in (2, 4, 6, 8):
-        path = folder / f"runs/step={step}.ckpt"
-        state = torch.load(path / "checkpoint.ckpt" if path.is_dir() else path, weights_only=False)["state_dict"]
+        state = torch.load(folder / f"runs/step={step}.ckpt", weights_only=False)["state_dict"]
         expect_same(dict(state), seen[step], f"the state of step {step}")
 
 
-@case(AREA, "lightning", crosswise_reason=FOLDER)
+@case(AREA, "lightning")
 def lightning_state_of_callbacks(writer: Any, reader: Any, folder: pathlib.Path) -> None:
     """Callbacks get their state back: EarlyStopping its count, a callback of the program what it has saved."""
     import pytorch_lightning as pl
@@ -226,8 +299,7 @@ def lightning_file_that_was_cut(writer: Any, reader: Any, folder: pathlib.Path) 
     """A checkpoint whose file was cut is refused."""
     fit(writer, folder / "runs", 2)
     path = folder / "runs/step=2.ckpt"
-    file = path / "checkpoint.ckpt" if path.is_dir() else path
-    os.truncate(file, file.stat().st_size // 2)
+    os.truncate(path, path.stat().st_size // 2)
     try:
         fit(reader, folder / "runs2", 4, resume=str(path))
     except FAILURE:
