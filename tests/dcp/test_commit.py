@@ -272,3 +272,10 @@ def test_compressed_checkpoint_of_dcp_is_read_and_none_is_written(alone, root):
     for writer in ("Writer", "ckptd.dcp.HuggingFaceWriter"):
         error = alone.fails(f"{writer}({root + '/b'!r}, _extensions=[Gzip()])")
         assert error.kind == "ValueError" and "torch.distributed.checkpoint.FileSystemWriter" in error.message
+
+
+def test_number_is_a_tag(alone, root):
+    alone.do(f"import ckptd; run = ckptd.dcp.run({root!r}); run.save(5, files={{'a': b'x'}}).wait('committed', 60)")
+    with ckptd.open_root(root).open(5) as checkpoint:
+        assert (checkpoint.tag, checkpoint.read("a")) == ("5", b"x")
+    assert alone.do("[each.open(5).tag for each in (run, ckptd.connect().open(run.root))]") == ["5", "5"]

@@ -193,3 +193,16 @@ def test_damaged_chunk_is_an_error_that_names_it_and_only_for_who_reads_it(alone
         f"dcp.load({{'a': torch.zeros(4 << 20)}}, storage_reader=Reader({root + '/a'!r}, daemon=False))", 60
     )
     assert "__0_0.distcp" in error.message and "chunk" in error.message
+
+
+@pytest.mark.parametrize("writer", ["Writer", "FileSystemWriter"])
+def test_names_that_differ_by_a_prefix_alone_are_refused_with_the_prefix(alone, root, writer):
+    alone.do(
+        "import torch._dynamo; model = torch.nn.Linear(3, 3); compiled = torch.compile(model)\n"
+        f"dcp.save({{'model': compiled.state_dict(), 'step': 1}}, storage_writer={writer}({root + '/a'!r}))"
+    )
+    error = alone.fails(f"dcp.load({{'model': model.state_dict()}}, storage_reader=Reader({root + '/a'!r}))")
+    assert 'Missing key in checkpoint state_dict: model.weight' in error.message
+    assert '"_orig_mod." in the saved names, which torch.compile puts there' in error.message
+    error = alone.fails(f"dcp.load({{'model': {{'other': torch.ones(3)}}}}, storage_reader=Reader({root + '/a'!r}))")
+    assert "Missing key in checkpoint state_dict: model.other" in error.message and "differ only" not in error.message

@@ -171,7 +171,7 @@ def test_tilde_in_a_root_is_the_home_directory(
 
 @pytest.mark.parametrize(
     "arguments, said",
-    [({"tag": 1}, "tag is 1"), ({"step": "7"}, "step is '7'"), ({"step": 7.9}, "step is 7.9")],
+    [({"tag": 1.5}, "tag is 1.5"), ({"tag": True}, "tag is True"), ({"tag": None}, "tag is None"), ({"step": "7"}, "step is '7'"), ({"step": 7.9}, "step is 7.9")],
 )
 def test_tag_and_step_of_another_type_are_refused(
     client: ckptd.Client, root: str, arguments: Any, said: str

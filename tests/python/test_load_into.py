@@ -205,3 +205,27 @@ def test_tensors_in_values_that_are_set_have_their_bytes(tmp_path: pathlib.Path,
     found = into["extra"]["list"][1] if isinstance(extra, dict) else into["extra"]
     assert [tensor.tolist() for tensor in found] == [[3.0, 3.0]]
     assert into["w"].tolist() == [1, 1, 1] and into["n"] == 7
+
+
+@pytest.mark.parametrize(
+    "rename, word",
+    [
+        (lambda name: f"_orig_mod.{name}", '"_orig_mod." in the saved names, which torch.compile puts there'),
+        (lambda name: f"module.{name}", '"module." in the saved names, which DistributedDataParallel'),
+        (lambda name: f"model.{name}", '"model." in the saved names: save'),
+        (lambda name: name.replace("layers.0.", "layers.0._orig_mod."), '"_orig_mod." in the saved names'),
+    ],
+)
+def test_names_that_differ_by_a_prefix_alone_are_refused_with_the_prefix(tmp_path: pathlib.Path, rename: Any, word: str) -> None:
+    plain = {"layers.0.weight": torch.ones(2), "layers.1.weight": torch.ones(2), "head.bias": torch.ones(1)}
+    wrapped = {rename(name): tensor for name, tensor in plain.items()}
+    write_checkpoint(tmp_path, "a", 1, {"m.pt": saved({"model": wrapped, "step": 1})})
+    with pytest.raises(ckptd.Refused) as caught:
+        load(tmp_path, {"model": plain, "step": 0})
+    assert word in str(caught.value) and "was not saved" in str(caught.value)
+    write_checkpoint(tmp_path, "b", 2, {"m.pt": saved(plain)})
+    with pytest.raises(ckptd.Refused, match="in the names to fill"):
+        load(tmp_path, wrapped)
+    with pytest.raises(ckptd.Refused) as caught:
+        load(tmp_path, {**wrapped, "more": torch.ones(1)})
+    assert "differ only by" not in str(caught.value)

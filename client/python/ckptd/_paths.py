@@ -4,7 +4,7 @@ import errno
 import os
 import re
 import stat
-from typing import Optional, Union
+from typing import Any, Optional, Union
 
 from ckptd import errors
 
@@ -37,6 +37,15 @@ def directory_path(path: "Union[str, os.PathLike[str]]", what: str = "root") -> 
             "directory of that name"
         )
     return os.path.abspath(expanded)
+
+
+def tag_text(tag: Any) -> str:
+    """Returns a checkpoint's name. A number, such as a step, is a name, too. TypeError: it is neither."""
+    if isinstance(tag, str):
+        return tag
+    if isinstance(tag, int) and not isinstance(tag, bool):
+        return str(tag)
+    raise TypeError(f"tag is {tag!r}; it must be a str, such as \"step_100\", or an int")
 
 
 def check_text(text: str, what: str, reason: str) -> None:

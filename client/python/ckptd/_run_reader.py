@@ -8,7 +8,7 @@ from ckptd._checkpoint_info import CheckpointInfo, info_of_message
 from ckptd._membership.attachment import Attachment
 from ckptd._membership.membership import ATTACH_SECONDS, RPC_SECONDS, Joined, Membership
 from ckptd._memory import native
-from ckptd._paths import directory_path
+from ckptd._paths import directory_path, tag_text
 from ckptd._reading.read_reports import ReadReporter
 from ckptd._session.connection import Connection
 from ckptd._wire.protocol import messages, set_duration, types
@@ -72,7 +72,7 @@ class RunReader:
             if not token:
                 return found
 
-    def open(self, tag: str = "latest", *, strict: bool = False, background: bool = False) -> Checkpoint:
+    def open(self, tag: "Union[str, int]" = "latest", *, strict: bool = False, background: bool = False) -> Checkpoint:
         """Opens a committed checkpoint for reading by this process alone. Fences nobody.
 
         Args:
@@ -94,6 +94,7 @@ class RunReader:
             Unavailable: no daemon answered within 30 seconds.
         """
 
+        tag = tag_text(tag)
         path = os.path.join(self.root, tag)
         if tag != "latest" and os.path.islink(path):
             root, linked = os.path.split(os.path.realpath(path))

@@ -13,7 +13,7 @@ from ckptd._checkpoint_paths import is_committed
 from ckptd._checkpoint_info import CheckpointInfo, info_of_manifest, info_of_message, info_of_unreadable
 from ckptd._membership.membership import RPC_SECONDS
 from ckptd._memory import native
-from ckptd._paths import directory_path
+from ckptd._paths import directory_path, tag_text
 from ckptd._progress_bar import Progress, progress_bar
 from ckptd._reading.manifest import open_beneath, read_damages, read_manifest, read_summary
 from ckptd._reading.ranges import Range, read_ranges
@@ -528,7 +528,7 @@ class Root:
                 os.close(directory)
         return sorted(found, reverse=True)
 
-    def open(self, tag: str = "latest", *, strict: bool = False, background: bool = False) -> Checkpoint:
+    def open(self, tag: "Union[str, int]" = "latest", *, strict: bool = False, background: bool = False) -> Checkpoint:
         """Opens a checkpoint for reading.
 
         Args:
@@ -547,7 +547,7 @@ class Root:
             Corrupt: its manifest is damaged or missing, or see ``strict``; or every checkpoint is damaged.
             Refused: every checkpoint is suspect, and none was named.
         """
-        checkpoint = self._choose(tag, strict)
+        checkpoint = self._choose(tag_text(tag), strict)
         checkpoint.background = background
         return checkpoint
 

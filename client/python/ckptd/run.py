@@ -13,7 +13,7 @@ from ckptd._checkpoint_info import CheckpointInfo, info_of_message
 from ckptd._membership.launch import find_launch
 from ckptd._membership.membership import Joined, Membership
 from ckptd._memory import native
-from ckptd._paths import check_text, directory_path
+from ckptd._paths import check_text, directory_path, tag_text
 from ckptd._reading.read_reports import ResumeReporter
 from ckptd._run_reader import WAIT_GRACE_SECONDS
 from ckptd._run_retention import RetainedRun
@@ -114,7 +114,7 @@ class Run(RetainedRun):
 
     def save(
         self,
-        tag: str,
+        tag: Union[str, int],
         *,
         files: Mapping[str, Any],
         step: Optional[int] = None,
@@ -134,7 +134,7 @@ class Run(RetainedRun):
         killed.
 
         Args:
-            tag (str): the checkpoint's name, and the name of its directory in the root.
+            tag (str or int): the checkpoint's name, and the name of its directory in the root.
             files (Mapping[str, Any]): name -> value. A value is bytes-like, a :class:`File`, a
                 :class:`Torch`, or any object under a name that ends in ``.pt``, ``.pth``, ``.bin`` or
                 ``.ckpt``, which is saved as ``torch.save`` would save it. A name belongs to one rank.
@@ -173,6 +173,7 @@ class Run(RetainedRun):
         """
         if views not in file_values.VIEWS:
             raise ValueError(f'views is "{views}"; it must be "compact" or "keep"')
+        tag = tag_text(tag)
         options = self._options(tag, step, metrics, pointers, busy, timeout, ranks, check)
         _check_files(files)
         upload = PartUpload(self._membership, tag, options, growing=False)
@@ -182,7 +183,7 @@ class Run(RetainedRun):
 
     def begin(
         self,
-        tag: str,
+        tag: Union[str, int],
         *,
         files: Mapping[str, Any] = MappingProxyType({}),
         step: Optional[int] = None,
@@ -205,6 +206,7 @@ class Run(RetainedRun):
         Returns:
             Part: a context manager that seals the part at its end.
         """
+        tag = tag_text(tag)
         options = self._options(tag, step, metrics, pointers, busy, timeout, ranks, check)
         _check_files(files)
         upload = PartUpload(self._membership, tag, options, growing=True)
@@ -368,8 +370,6 @@ class Run(RetainedRun):
         ranks: Optional[Sequence[int]],
         check: Optional[Finite],
     ) -> SaveOptions:
-        if not isinstance(tag, str):
-            raise TypeError(f"tag is {tag!r}; it must be a str, such as \"step_{tag}\"")
         check_text(tag, "tag", "INVALID_TAG")
         if busy not in _BUSY_POLICIES:
             raise ValueError(f'busy is "{busy}"; it must be "wait", "skip" or "supersede"')

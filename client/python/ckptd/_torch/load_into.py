@@ -5,6 +5,7 @@ from typing import Any, Callable, List, Mapping, NamedTuple, Optional, Tuple
 
 from ckptd import errors
 from ckptd._reading.verified_file import VerifiedFile
+from ckptd._torch import key_prefix
 from ckptd._torch.archive_records import Records, records_of, sizes_of
 
 _log = logging.getLogger("ckptd")
@@ -29,6 +30,7 @@ class LoadPlan:
             target: the state to fill.
         """
         self.differences: List[str] = []
+        self._prefix = ""  # What names that differ only by a prefix are told.
         self._pairs: List[_Pair] = []
         self._values: List[Tuple[Any, Any, Any]] = []  # (container, key, value) of what is not a tensor.
         self._compare(saved, target, "", None)
@@ -46,7 +48,8 @@ class LoadPlan:
         """Returns the first differences as a text."""
         shown = "; ".join(self.differences[:_MAX_SHOWN])
         more = len(self.differences) - _MAX_SHOWN
-        return f"{shown}; and {more} more" if more > 0 else shown
+        text = f"{shown}; and {more} more" if more > 0 else shown
+        return f"{self._prefix} ({text})" if self._prefix else text
 
     def read(self, file: VerifiedFile) -> None:
         """Fills the tensors in the order of the file, and then sets the values that are not tensors."""
@@ -111,6 +114,7 @@ class LoadPlan:
     def _compare_mappings(self, saved: Any, target: Any, where: str) -> None:
         if not isinstance(target, Mapping):
             return self._differ(where, f"a {type(saved).__name__} was saved, and the target has a {type(target).__name__}")
+        self._prefix = self._prefix or key_prefix.difference(saved, target)
         for key in saved.keys() - target.keys():
             self._differ(_below(where, key), "was saved, and the target does not have it")
         for key in target.keys() - saved.keys():

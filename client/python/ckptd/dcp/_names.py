@@ -154,6 +154,12 @@ def _locals_of(code: Any) -> Dict[str, Any]:
     return frame.f_locals if frame is not None else {}
 
 
+def planner_of_load() -> Any:
+    """Returns the planner of the call of DCP's load() that this thread is in; None if it is not found."""
+    code = getattr(getattr(state_dict_loader, "_load_state_dict", None), "__code__", None)
+    return _locals_of(code).get("planner")
+
+
 def with_own_cache(planner_: Any) -> Any:
     """Returns a copy of a planner whose cached plans are not those of the planner."""
     key = getattr(planner_, "_cached_plans_key", None)

@@ -5,6 +5,7 @@ import io
 import os
 from typing import Any, Dict, List, Optional
 
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
@@ -14,9 +15,10 @@ from torch.futures import Future
 from ckptd import errors
 from ckptd._checkpoint_paths import is_in_root, manifest_missing, warn_unverified
 from ckptd._paths import open_regular
+from ckptd._torch import key_prefix
 from ckptd.dcp import _directory, _names, _safetensors
 from ckptd.dcp._metadata import CheckedPlanner, check_object, load_metadata
-from ckptd.dcp._process import place_of, process
+from ckptd.dcp._process import Place, place_of, process
 from ckptd.dcp._slices import SliceReader
 from ckptd.restore import Checkpoint
 
@@ -96,6 +98,7 @@ class Reader(StorageReader):
         failed, self._failed = self._failed, None
         if failed is not None:
             raise failed
+        _check_prefix(_names.planner_of_load(), metadata, self._place)
         self._metadata = metadata
         if self._stock is not None:
             self._stock.set_up_storage_reader(metadata, is_coordinator, *args, **kwargs)
@@ -180,6 +183,23 @@ class Reader(StorageReader):
 
     def __repr__(self) -> str:
         return f"<ckptd.dcp.Reader {self._place.path}>"
+
+
+def _check_prefix(planner: Any, metadata: Metadata, place: Place) -> None:
+    """Raises errors.Refused if DCP's own planner is about to miss names that were saved with another prefix alone."""
+    if type(planner) is not DefaultLoadPlanner or planner.allow_partial_load:
+        return
+    saved, wanted = metadata.state_dict_metadata, planner.state_dict
+    if set(wanted) <= set(saved):
+        return
+    folders = {name.partition(".")[0] for name in wanted}  # Such as "model": the optimizer's names may not be asked for.
+    beside = [name for name in saved if name.partition(".")[0] in folders]
+    hint = key_prefix.difference(saved, wanted) or key_prefix.difference(beside, wanted)
+    if hint:
+        missing = next(name for name in wanted if name not in saved)
+        raise errors.Refused(
+            f"Missing key in checkpoint state_dict: {missing}. {place.path}: {hint}", reason="STATE_MISMATCH", tag=place.tag
+        )
 
 
 def _load_bytes(planner: LoadPlanner, item: ReadItem, tag: str, data: bytes) -> None:

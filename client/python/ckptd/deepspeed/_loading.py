@@ -167,7 +167,7 @@ def _candidates(root: str, tag: Optional[str]) -> List[str]:
     """Returns the tags to try, in order; none if there is no tag and no `latest`."""
     run = process.run_to_read(root)
     if run is not None:
-        await_sealed(run, process.settings.timeout, tag)
+        await_sealed(run, process.settings.timeout, None if tag is None else str(tag))
     if tag is not None:
         return [str(tag)]
     latest = _read_latest(root)

@@ -7,6 +7,7 @@ from typing import Any, Dict, List, NamedTuple, Optional
 import torch
 
 from ckptd import errors
+from ckptd._torch import key_prefix
 from ckptd._torch.allowed_classes import plain_classes
 from ckptd._torch.load_into import LoadPlan
 from ckptd.nxd import _device, _names, _reshard, _states, _xser
@@ -157,8 +158,9 @@ def _some(names: "List[str]") -> str:
 def _check_keys(source: Source, saved: Any, here: Any) -> None:
     differing = sorted(map(str, saved.keys() ^ here.keys()))
     if differing:
+        hint = key_prefix.difference(saved, here)
         raise errors.Refused(
-            f"the model of {source.tag} and the model to fill differ in {', '.join(differing[:8])}",
+            f"the model of {source.tag} and the model to fill differ in {', '.join(differing[:8])}{f'; {hint}' if hint else ''}",
             reason="STATE_MISMATCH",
             tag=source.tag,
         )
