@@ -13,6 +13,7 @@ import errno
 import os
 import pathlib
 import re
+import signal
 import subprocess
 import sys
 from typing import Dict, Iterator, List, Set, Tuple
@@ -57,8 +58,28 @@ def test_every_python_block_is_an_example_or_says_why_not() -> None:
 def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     import ckptd
 
-    with ckptd.LocalDaemon(str(tmp_path_factory.mktemp("d")), pool_bytes=64 << 20, trash_grace=3600) as daemon:
+    # As a newcomer's, but for the memory, which tests share.
+    with ckptd.LocalDaemon(str(tmp_path_factory.mktemp("d")), pool_bytes=64 << 20) as daemon:
         yield daemon.endpoint
+
+
+def test_daemon_in_a_terminal_serves_the_line_that_it_prints_until_it_is_interrupted(tmp_path: pathlib.Path) -> None:
+    arguments = [sys.executable, "-m", "ckptd", "--local", str(tmp_path / "d"), "--pool", "64MiB"]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as program:
+        assert program.stdout is not None
+        export, _, endpoint = program.stdout.readline().strip().partition("=")
+        assert export == "export CKPTD_ENDPOINT"
+        code = (
+            "import ckptd\nrun = ckptd.connect().run('ckpts', rank=0, world_size=1)\n"
+            "run.save('a', files={'a': b'x'}).wait('committed', 60)"
+        )
+        environment = {**os.environ, "CKPTD_ENDPOINT": endpoint}
+        subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, check=True, timeout=120)
+        program.send_signal(signal.SIGINT)
+        assert program.wait(60) == 0
+    assert (tmp_path / "ckpts/a/.ckptd/manifest").exists()
+    wrong = subprocess.run([*arguments[:-1], "1KiB"], capture_output=True, text=True, timeout=120)
+    assert wrong.returncode == 1 and "pool_bytes is 1024; it must be at least" in wrong.stderr
 
 
 @pytest.mark.parametrize("name", sorted(EXAMPLES))
