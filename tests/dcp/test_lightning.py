@@ -478,6 +478,32 @@ def test_file_that_a_user_removes_frees_its_bytes_and_one_that_a_user_replaces_s
     assert trainer.do(f"weights_in({root + '/step=2.ckpt'!r})") == trainer.do(f"weights_in({root + '/step=4.ckpt'!r})")
 
 
+def test_file_that_a_user_renames_is_verified_also_after_the_next_fit(trainer, root):
+    trainer.do(f"fit_with({root!r}, 2, filename='{{step}}', save_top_k=-1)", 120)
+    os.rename(root + "/step=1.ckpt", root + "/good.ckpt")
+    trainer.do(f"fit_with({root!r}, 3, resume={root + '/good.ckpt'!r}, filename='{{step}}', save_top_k=0)", 120)
+    assert checkpoints(root) == ["good.ckpt", "step=2.ckpt"]
+    flip(root + "/good.ckpt")
+    assert trainer.fails(f"fit_with({root!r}, 3, resume={root + '/good.ckpt'!r})", 120).kind == "Corrupt"
+    os.unlink(root + "/good.ckpt")
+    trainer.do(f"fit_with({root!r}, 3, resume={root + '/step=2.ckpt'!r}, save_top_k=0)", 120)
+    assert committed(root) == ["step=2.ckpt"]
+
+
+def test_training_does_not_wait_while_a_file_is_synced(trainer, root):
+    code = (
+        "from unittest import mock; go_on, in_time = threading.Event(), []\n"
+        "def sync(path): in_time.append(go_on.wait(60))\n"
+        "with mock.patch.object(ckptd._lightning_files, '_sync_directory', sync):\n"
+        f"    fit_with({root!r}, 4, look=At(4, lambda trainer: go_on.set()), filename='{{step}}', save_top_k=-1, save_last='link',\n"
+        "        enable_version_counter=False)\n"
+        "in_time"
+    )
+    os.symlink("step=0.ckpt", root + "/last.ckpt")
+    shutil.copyfile(__file__, root + "/step=0.ckpt")  # So that the link is not waited for.
+    assert trainer.do(code, 200) == [True] * 4
+
+
 def test_files_of_checkpoints_that_retention_removes_go_with_them(trainer, root):
     io = "ckptd.lightning.CheckpointIO(num_kept_ckpts=2)"
     trainer.do(f"fit_with({root!r}, 5, io={io}, filename='{{step}}', save_top_k=-1)", 120)

@@ -251,7 +251,7 @@ def repair(folder: str) -> List[CheckpointFile]:
     """Makes the links that a crash has prevented, of all committed checkpoints of a folder.
 
     Returns:
-        The checkpoints whose file somebody has removed or replaced: nothing leads to them any more.
+        The checkpoints whose file somebody has removed or replaced, and that no other name leads to.
 
     Raises:
         OSError: a file cannot be made.
@@ -267,7 +267,8 @@ def repair(folder: str) -> List[CheckpointFile]:
             if not was_linked:
                 link(file)  # The crash was before the record was written.
         elif was_linked:
-            unreferenced.append(file)
+            if os.stat(file.data).st_nlink == 1:  # Else the user has renamed it, and its bytes stay anyway.
+                unreferenced.append(file)
         elif not os.path.lexists(file.path) or os.lstat(file.path).st_mtime_ns <= os.stat(file.data).st_mtime_ns:
             link(file)
     return unreferenced

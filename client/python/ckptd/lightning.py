@@ -41,6 +41,7 @@ _io: Any = importlib.import_module(f"{_name}.plugins.io")
 process = Process("lightning")
 configure = process.configure  # See Process.configure.
 _lock = threading.RLock()  # For what all plugins know of checkpoints and links: commits are reported in another thread.
+_publishing = threading.RLock()  # Taken before _lock: a file is published, and so synced, without that, which saves wait for.
 
 
 class _Saving:
@@ -167,7 +168,8 @@ class CheckpointIO(_io.TorchCheckpointIO):  # type: ignore[misc]
             self._newest[file.root] = saving
             self._in_flight.append(saving)
         saving.call_at_end(self._settle)
-        self._settle()
+        if saving.error is not None:
+            self._settle()
         self._remove()
         if self.raises:
             self._raise_failure(file=None)
@@ -319,7 +321,8 @@ class CheckpointIO(_io.TorchCheckpointIO):  # type: ignore[misc]
             self._links.setdefault(linkpath, []).append(path)
         if not os.path.exists(linkpath) or (os.path.isdir(linkpath) and not os.path.islink(linkpath)):
             self._await_file(path)
-        self._settle()
+        with _lock:
+            self._update_links()
 
     def repair(self, folder: str, tag: Optional[str] = None) -> None:
         """Makes the links of a folder that a crash of an earlier launch has prevented, as far as this user may. Any rank
@@ -386,16 +389,28 @@ class CheckpointIO(_io.TorchCheckpointIO):  # type: ignore[misc]
         """Makes the files of saves that have been committed, and the links to those. The thread that hears of commits calls
         it, too.
         """
-        with _lock:
-            for saving in [saving for saving in self._in_flight if saving.has_ended()]:
-                self._in_flight.remove(saving)
-                saving.publish(may_be_gone=self._keep is not None or self._is_in_flight(saving.file.path))
-                if saving.error is not None:
-                    self._num_failed += 1
-                    self._failed = [*self._failed, saving][-_MAX_FAILURES:]
-                    self._untold.append(saving)
-                    _log.warning("ckptd: %s was not saved: %s", saving.file.path, saving.error)
-            self._update_links()
+        with _publishing:
+            with _lock:
+                ended = [saving for saving in self._in_flight if saving.has_ended()]
+            for saving in ended:
+                with _lock:
+                    is_saved_again = [other.file for other in self._in_flight].count(saving.file) > 1
+                saving.publish(may_be_gone=self._keep is not None or is_saved_again)
+                with _lock:
+                    if saving in self._in_flight:  # A signal handler may have been here meanwhile.
+                        self._in_flight.remove(saving)
+                        self._note_failure(saving)
+            with _lock:
+                self._update_links()
+
+    def _note_failure(self, saving: _Saving) -> None:
+        """Counts and logs a save that has failed; no-op for one that is committed."""
+        if saving.error is None:
+            return
+        self._num_failed += 1
+        self._failed = [*self._failed, saving][-_MAX_FAILURES:]
+        self._untold.append(saving)
+        _log.warning("ckptd: %s was not saved: %s", saving.file.path, saving.error)
 
     def _warn_of_failures(self, failed: List[_Saving]) -> None:
         if self.raises or not failed:
