@@ -25,9 +25,9 @@ def difference(saved: Iterable[Any], target: Iterable[Any]) -> str:
         for prefix, maker in _WRAPPERS.items():
             if {name.replace(prefix, "") for name in more} == fewer:
                 return _advice(whose, prefix, maker)
-        prefix = _common(more, fewer)
-        if prefix is not None:
-            return _advice(whose, prefix, "")
+        common = _common(more, fewer)
+        if common is not None:
+            return _advice(whose, common, "")
     return ""
 
 
