@@ -644,3 +644,22 @@ def test_segment_revoked_before_it_is_mapped_raises_why_the_save_ended(
     with pytest.raises(ckptd.CheckpointFailed) as caught:
         run.save("t", files={"a": BIG})
     assert caught.value.reason == "SESSION_LOST" and caught.value.ranks == (1,)
+
+
+@pytest.mark.parametrize("call", ["Begin", "Seal"])
+def test_save_to_a_daemon_that_does_not_answer_ends_at_its_timeout(
+    daemon: Any, run: ckptd.Run, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    from ckptd._saving import upload
+
+    monkeypatch.setattr(upload, "_SILENCE_SECONDS", 0.5)
+    answer = threading.Event()
+    daemon.script[call].append(lambda: answer.wait(60) and None)
+    daemon.script["Abort"].append(lambda: answer.wait(60) and None)
+    begin = time.monotonic()
+    with pytest.raises(ckptd.Unavailable):
+        run.save("one", files={"a.bin": b"x"}, timeout=0.5)
+    waited = time.monotonic() - begin
+    answer.set()
+    assert waited < 4.0  # Without the timeout it is 5 s for the Abort, and 30 s for the Seal.
+    run.save("two", files={"a.bin": b"x"})

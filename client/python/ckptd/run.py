@@ -149,7 +149,8 @@ class Run(RetainedRun):
                 gives this save up, also when the file system, or etcd, has not answered for 3 s; or ``"supersede"``, which ends the older save that not all ranks have
                 sealed. The level of a save that ended like that is ``"skipped"`` or ``"superseded"``.
                 Default: ``"wait"``
-            timeout (float): seconds to wait for room, and for a daemon that restarts. Default: 30
+            timeout (float): seconds to wait for room, and for a daemon that restarts; a daemon that does not answer is
+                given 5 seconds more in each of the two calls of a save. The copy takes as long as it takes. Default: 30
             views (str): ``"compact"`` drops the parts of storages that no tensor uses; ``"keep"`` saves
                 storages whole, as ``torch.save`` does. Default: ``"compact"``
             ranks (Sequence[int], optional): the ranks that save; only they call it, all with the same

@@ -23,7 +23,7 @@ _log = logging.getLogger("ckptd")
 
 _ABORT_SECONDS = 5.0
 _ABORT_PAUSE_SECONDS = 0.01
-_ADMISSION_GRACE_SECONDS = 5.0  # The daemon answers this much after the admission's timeout, at the latest.
+_SILENCE_SECONDS = 5.0  # A daemon answers this much after the timeout of a save, at the latest, or is hung.
 # How long a recovered save waits to be admitted, at least, unless the run's commit_timeout is shorter: the
 # other ranks have to notice the new daemon, too.
 _RECOVERY_ADMISSION_SECONDS = 30.0
@@ -109,17 +109,24 @@ class PartUpload(UnendedSave):
         """Hands the part over to the daemon."""
         self.membership.connection.repeat(self._advance_to_seal, self._options.timeout)
 
-    def abort(self, why: str) -> None:
+    def abort(self, why: str, wait: bool = True) -> None:
         """Ends the save for all ranks, even if this rank has not begun it yet.
 
         Best effort: the end of this session tells the daemon, too. No-op if the save has ended.
+
+        Args:
+            wait: for the daemon's answer, 5 seconds at most.
         """
         if self.has_ended():
             return
         joined = self._begun or self.membership.present
         if joined is not None and joined.session.alive():
             try:
-                self.send_abort(joined, why)
+                if wait:
+                    self.send_abort(joined, why)
+                else:
+                    session = joined.session
+                    session.start(session.checkpoints.Abort, self._abort_request(why), _ABORT_SECONDS)
             except errors.CkptdError as error:
                 _log.debug("ckptd: aborting %s: %s", self.tag, error)
         self.state.end_as_aborted(why)
@@ -143,7 +150,7 @@ class PartUpload(UnendedSave):
         try:
             timeout = self._admission_timeout()
             begun = joined.session.call(
-                joined.session.checkpoints.Begin, self._begin_request(timeout), timeout + _ADMISSION_GRACE_SECONDS
+                joined.session.checkpoints.Begin, self._begin_request(timeout), timeout + _SILENCE_SECONDS
             )
         except errors.CkptdError as error:
             if error.reason == "SAVE_CONFLICT" and self._is_seal_sent and self._was_committed_before(joined):
@@ -263,7 +270,7 @@ class PartUpload(UnendedSave):
         request = messages.ExtendRequest(key=self.key)
         for file in files:
             request.files.add(path=file.name, size_bytes=file.size)
-        timeout = self._options.timeout + _ADMISSION_GRACE_SECONDS
+        timeout = self._options.timeout + _SILENCE_SECONDS
         extended = joined.session.call(joined.session.checkpoints.Extend, request, timeout)
         check_places(files, extended.placements)
         self._map_granted(joined, extended)
@@ -309,7 +316,8 @@ class PartUpload(UnendedSave):
             request.files.add(path=file.name, size_bytes=file.size)
         set_duration(request.stall, self.state.stall_seconds)
         self._is_seal_sent = True
-        sealed = joined.session.call(joined.session.checkpoints.Seal, request, RPC_SECONDS)
+        timeout = min(RPC_SECONDS, self._options.timeout + _SILENCE_SECONDS)
+        sealed = joined.session.call(joined.session.checkpoints.Seal, request, timeout)
         self._memory = None
         self._sealed_bytes = self._keep_sealed_bytes()
         for file in self._files:
@@ -415,7 +423,7 @@ class PartUpload(UnendedSave):
     def send_abort(self, joined: Joined, why: str) -> None:
         """Tells a daemon to end the save for all ranks."""
         session, begin = joined.session, None
-        request = messages.AbortRequest(key=self.key, message=why[:1000])
+        request = self._abort_request(why)
         deadline = time.monotonic() + _ABORT_SECONDS
         while True:
             try:
@@ -437,6 +445,9 @@ class PartUpload(UnendedSave):
             threading.Event().wait(_ABORT_PAUSE_SECONDS)
         if begin is not None:
             begin.cancel()
+
+    def _abort_request(self, why: str) -> Any:
+        return messages.AbortRequest(key=self.key, message=why[:1000])
 
 
 def _bytes_lost(tag: str) -> errors.CkptdError:
@@ -462,5 +473,6 @@ class _AbortOnError:
             self._upload.membership.add_failure(value)
         is_daemon_away = isinstance(value, errors.CkptdError) and is_transient(value)
         if kind is not None and not is_daemon_away:
-            self._upload.abort(f"{kind.__name__}: {value}")
+            # A daemon that has not answered in time may not answer this either, and save() ends at its timeout.
+            self._upload.abort(f"{kind.__name__}: {value}", wait=not isinstance(value, errors.Unavailable))
         return False
