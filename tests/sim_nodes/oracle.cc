@@ -38,6 +38,7 @@ int64_t Oracle::IdOf(int64_t attempt) const {
 void Oracle::EtcdRestored(int64_t newest, int64_t last, const std::set<int64_t>& known_damaged) {
   Fault();
   const int64_t raised = std::max(IdOf(newest), std::max(acted_, asked_)) - last;
+  acted_ = std::min(acted_, IdOf(last));  // New processes may join what was the newest attempt of the backup.
   std::erase_if(restores_, [last](const auto& restore) { return restore.first >= last; });
   restores_.emplace_back(last, raised);
   for (auto& [id, save] : saves_) {
