@@ -38,6 +38,8 @@ void CheckpointPublication::Go() {
   switch (step_) {
     case Step::kFindReplaced:
       return FindReplaced();
+    case Step::kFindParts:
+      return FindParts();
     case Step::kDecide:
       return Decide();
     case Step::kLook:
@@ -102,12 +104,30 @@ void CheckpointPublication::FindReplaced() {
 }
 
 void CheckpointPublication::OnReplaced(const absl::StatusOr<SharedRootIo::Replaced>& found) {
-  if (!found.ok())
-    return Retry(Step::kFindReplaced, absl::StrCat("the root (", found.status().message(), ")"));
+  if (!found.ok()) {
+    unreadable_ = absl::StrCat("the root (", found.status().message(), ")");
+    return Next(Step::kFindParts);
+  }
+  nowhere_since_.reset();
   replaces_ = *found;
   // An etcd that was restored from a backup may not know that it was published.
   if (replaces_.sequence == save_.sequence) replaces_ = {};
   Next(Step::kDecide);
+}
+
+void CheckpointPublication::FindParts() {
+  tools_.root->Find(Inflight(), Then(&CheckpointPublication::OnPartsFound));
+}
+
+// Its parts could not be read. An etcd that was restored from a backup may not know that it had failed: then
+// they are gone for good, and it goes on to where that is said.
+void CheckpointPublication::OnPartsFound(const absl::StatusOr<SharedPlace>& place) {
+  if (place.ok() && *place == SharedPlace::kNowhere) {
+    if (IsNowhereForGood()) return Next(Step::kDecide);
+  } else {
+    nowhere_since_.reset();
+  }
+  Retry(Step::kFindReplaced, unreadable_);
 }
 
 // Of a save that is being published, the time and what it replaces and takes over stay what they were.
@@ -159,10 +179,14 @@ void CheckpointPublication::OnFound(const absl::StatusOr<SharedPlace>& place) {
 }
 
 // A name may be missing for a moment where it was moved by another node.
-void CheckpointPublication::OnNowhere() {
+bool CheckpointPublication::IsNowhereForGood() {
   const Instant now = tools_.clock->Now();
   if (!nowhere_since_) nowhere_since_ = now;
-  if (now - *nowhere_since_ >= options_.longest_look) return Next(Step::kUnknown);
+  return now - *nowhere_since_ >= options_.longest_look;
+}
+
+void CheckpointPublication::OnNowhere() {
+  if (IsNowhereForGood()) return Next(Step::kUnknown);
   Retry(Step::kLook, absl::StrCat("the directory ", save_.state.inflight(), " to appear in the root"));
 }
 

@@ -63,14 +63,28 @@ class CheckpointPublication {
   const std::string& waits_for() const { return waits_for_; }
 
  private:
-  enum class Step { kFindReplaced, kDecide, kLook, kPublish, kEvict, kRemove, kCommit, kGiveUp, kUnknown };
+  enum class Step {
+    kFindReplaced,
+    kFindParts,
+    kDecide,
+    kLook,
+    kPublish,
+    kEvict,
+    kRemove,
+    kCommit,
+    kGiveUp,
+    kUnknown
+  };
 
   void FindReplaced();
   void OnReplaced(const absl::StatusOr<SharedRootIo::Replaced>& found);
+  void FindParts();
+  void OnPartsFound(const absl::StatusOr<SharedPlace>& place);
   void Decide();
   void OnDecided(const absl::StatusOr<SavePublication::Publishing>& publishing);
   void Look();
   void OnFound(const absl::StatusOr<SharedPlace>& place);
+  bool IsNowhereForGood();
   void OnNowhere();
   void Publish();
   void OnPublished(const absl::StatusOr<SharedRootIo::Published>& published);
@@ -105,6 +119,7 @@ class CheckpointPublication {
   std::string waits_for_;
 
   SharedRootIo::Replaced replaces_;  // The checkpoint that goes.
+  std::string unreadable_;           // With kFindParts: why FindReplaced has failed.
   int64_t moved_in_ = 0;             // As SharedRootIo::Published has it.
   int64_t in_the_way_ = 0;           // Which one Publish has found there.
   SharedRootIo::Publication publication_;

@@ -363,6 +363,19 @@ TEST_P(SharedSavesContract, SaveThatIsNowhereForLongEndsAsUnknownAndHoldsTheOthe
   EXPECT_EQ(all_[0].parts.at(next).heard, "");
 }
 
+// Which checkpoint it would replace is found by its parts.
+TEST_P(SharedSavesContract, ResaveWhoseFilesAreGoneEndsAsUnknownAndTheCheckpointStays) {
+  EXPECT_EQ(Save("step_1"), "COMMITTED");
+  const int64_t sequence = root_.tags.at("step_1");
+  Hold("write");
+  const SaveName save = BeginAll("step_1", 2);
+  RunUntilAll(save, "SEALED");
+  root_.inflight.clear();
+  LetGo();
+  EXPECT_EQ(EndOfSave(save), "ENDED INDETERMINATE");
+  EXPECT_EQ(root_.tags.at("step_1"), sequence);
+}
+
 TEST_P(SharedSavesContract, SaveThatIsNowhereForAMomentIsPublished) {
   Hold("write");
   const SaveName save = BeginAll("step_1");

@@ -98,6 +98,8 @@ class FakeSharedRoot {
             const auto at_tag = root.tags.find(publication.save.tag);
             if (at_tag == root.tags.end() || root.hidden.contains(at_tag->second)) return Replaced();
             EXPECT_FALSE(publication.digests.empty());
+            if (root.Find(publication.save).value() == SharedPlace::kNowhere)
+              return ErrnoError(ENOENT, "the record of a node");
             return root.parts_conflict ? Replaced() : Replaced{at_tag->second, {{"latest", at_tag->first}}};
           },
           std::move(done));
