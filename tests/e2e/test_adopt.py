@@ -11,7 +11,7 @@ import time
 
 import ckptd
 from ckptd.local_daemon import find_program
-from harness import ckptctl, tags, together, until
+from harness import ckptctl, tags, together, until, until_equal
 
 HOUR = 3600
 
@@ -123,7 +123,7 @@ def test_retention_evicts_adopted_checkpoints_in_order_and_leaves_foreign_ones(d
     assert outcomes(adopt(daemon, root, "old_2", "old_3")) == {"old_2": "ADOPTED", "old_3": "ADOPTED"}
     for step in (1, 2):
         ranks[0].do(f"run.save('new_{step}', step={step}, files={{'r.bin': b'x' * 9}}).wait('committed', 60)")
-    until(lambda: tags(root) == ["new_2", "new_1"], "retention")
+    until_equal(lambda: tags(root), ["new_2", "new_1"], "retention")
     until(lambda: not os.path.exists(os.path.join(root, "old_2")), "the trash")
     assert {tag: everything(root, tag) for tag in others} == before
     assert outcomes(adopt(daemon, root, status=4)) == {"old_1": "ADOPT_REMOVED"}

@@ -3,7 +3,7 @@
 import os
 import signal
 
-from harness import tags, together, until
+from harness import tags, together, until, until_equal
 
 SAVE = 'save = run.save("{tag}", step={step}, files={{f"r{{rank}}.pt": {{"x": torch.full((1000,), {step}.0)}}}})'
 
@@ -35,7 +35,7 @@ def test_checkpoint_is_published_when_all_trainers_are_killed_after_last_seal(da
     together(ranks, 'save = run.save("step_1", step=1, files={f"r{rank}.pt": state})')
     for trainer in ranks:
         trainer.send(signal.SIGKILL)
-    until(lambda: tags(root) == ["step_1"], "the checkpoint")
+    until_equal(lambda: tags(root), ["step_1"], "the checkpoint")
     back = trainers("b", 2)
     assert together(
         back,

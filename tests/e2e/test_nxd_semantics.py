@@ -17,7 +17,7 @@ import torch
 from ckptd import nxd
 from ckptd._torch import deferred_tensors
 from ckptd.nxd import Topology, checkpointing
-from harness import ckptctl, tags, until
+from harness import ckptctl, tags, until_equal
 from nxd_trees import Far
 
 ALONE = Topology(rank=0, world_size=1)
@@ -69,7 +69,7 @@ def test_num_kept_none_and_minus_one_keep_all(root, kept):
 def test_num_kept_n_keeps_n_newest_saves(root):
     for number in (5, 9, 1, 3):
         save(root, number, num_kept_ckpts=2)
-    until(lambda: tags(root) == ["step_3", "step_1"], "retention")
+    until_equal(lambda: tags(root), ["step_3", "step_1"], "retention")
 
 
 @pytest.mark.parametrize("kept", [0, -2, -100])
@@ -117,7 +117,7 @@ def test_num_kept_may_change_between_saves(root):
     for number in range(3):
         save(root, number)
     save(root, 3, num_kept_ckpts=2)
-    until(lambda: tags(root) == ["step_3", "step_2"], "retention")
+    until_equal(lambda: tags(root), ["step_3", "step_2"], "retention")
     save(root, 4, num_kept_ckpts=-1)
     save(root, 5)
     assert tags(root) == ["step_5", "step_4", "step_3", "step_2"]
@@ -132,7 +132,7 @@ def test_clock_jump_and_equal_times_change_neither_latest_nor_evictions(root):
     stamp(root, "step_3", 1_000_000_000)  # and stood still.
     assert load(root) == 3
     save(root, 4, num_kept_ckpts=3)
-    until(lambda: tags(root) == ["step_4", "step_3", "step_2"], "retention")
+    until_equal(lambda: tags(root), ["step_4", "step_3", "step_2"], "retention")
 
 
 def test_foreign_directories_are_left_untouched_whatever_they_contain(root):
@@ -144,7 +144,7 @@ def test_foreign_directories_are_left_untouched_whatever_they_contain(root):
     as_nxd(root, 0, "finished")
     for number in range(1, 4):
         save(root, number, num_kept_ckpts=1)
-    until(lambda: tags(root) == ["step_3"], "retention")
+    until_equal(lambda: tags(root), ["step_3"], "retention")
     assert set(os.listdir(root)) == {".ckptd", "mine", "notes", "begun", "finished", "step_3"}
     assert os.path.exists(f"{root}/begun/{MODEL}") and os.path.exists(f"{root}/finished/done")
 

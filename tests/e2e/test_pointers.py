@@ -5,7 +5,7 @@ user's own directory.
 import os
 import signal
 
-from harness import tags, together, together_failing, until
+from harness import tags, together, together_failing, until, until_equal
 
 
 SAVE = (
@@ -35,7 +35,7 @@ def test_latest_pointer_names_newest_checkpoint_after_daemon_was_killed(daemon, 
     assert pointer(root) == "global_step2" and "global_step2" in tags(root)
     together(ranks, SAVE.format(tag="global_step4", step=4))
     assert pointer(root) == "global_step4"
-    until(lambda: tags(root) == ["global_step4"], "retention")
+    until_equal(lambda: tags(root), ["global_step4"], "retention")
 
 
 def test_sealed_save_moves_pointer_when_daemon_is_killed_before_commit(daemon, trainers, root):

@@ -4,7 +4,7 @@ import os
 import signal
 
 import pytest
-from harness import ckptctl, tags, until
+from harness import ckptctl, tags, until, until_equal
 
 import ckptd
 
@@ -55,9 +55,9 @@ def test_pinned_checkpoint_is_neither_replaced_nor_evicted(daemon, trainers, roo
     ckptctl("pin", f"{root}/keep", endpoint=daemon.endpoint)
     assert rank.fails("run.save('keep', files={'m.bin': b'2'})").reason == "PINNED"
     rank.do("run.save('b', files={'m.bin': b'2'}).wait()\nrun.save('c', files={'m.bin': b'3'}).wait()")
-    until(lambda: tags(root) == ["c", "keep"], "retention")
+    until_equal(lambda: tags(root), ["c", "keep"], "retention")
     ckptctl("unpin", f"{root}/keep", endpoint=daemon.endpoint)
-    until(lambda: tags(root) == ["c"], "retention after unpin")
+    until_equal(lambda: tags(root), ["c"], "retention after unpin")
 
 
 def test_save_over_empty_directory_succeeds(trainers, root):
@@ -71,5 +71,5 @@ def test_retention_never_leaves_fewer_than_n(trainers, root):
     for i in range(6):
         rank.do(f"run.save('s{i}', step={i}, files={{'m.bin': b'x' * 100000}}).wait()")
         assert len(tags(root)) >= min(2, i + 1)
-    until(lambda: tags(root) == ["s5", "s4"], "retention")
+    until_equal(lambda: tags(root), ["s5", "s4"], "retention")
     until(lambda: os.listdir(f"{root}/.ckptd/nodes/local/trash") == [], "the trash")

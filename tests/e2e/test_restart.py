@@ -5,7 +5,7 @@ descriptor store: the surviving clients recover sealed saves with the next daemo
 import os
 import signal
 
-from harness import alive, ckptctl, tags, together, until
+from harness import alive, ckptctl, tags, together, until, until_equal
 
 import ckptd
 
@@ -144,7 +144,7 @@ def test_save_lost_with_daemon_is_reported_to_every_rank(daemon, trainers, root)
 def test_wait_across_restart_returns_commit(daemon, trainers, root):
     rank = trainers("a", 1)[0]
     rank.do("s = run.save('one', files={'m.bin': b'x'})")
-    until(lambda: tags(root) == ["one"], "the commit")
+    until_equal(lambda: tags(root), ["one"], "the commit")
     os.kill(daemon.pid, signal.SIGKILL)
     daemon.restart()
     rank.do("s.wait('committed', 60)", 90)
@@ -192,5 +192,5 @@ def test_private_daemon_outlives_killed_users_until_idle_timeout(folder, root, t
     )
     pid = trainer.do("local.pid")
     trainer.kill()
-    until(lambda: tags(root) == ["t"], "the commit")
+    until_equal(lambda: tags(root), ["t"], "the commit")
     until(lambda: not alive(pid), "the daemon's end", 30)

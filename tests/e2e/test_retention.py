@@ -9,7 +9,7 @@ import random
 import signal
 
 import pytest
-from harness import ckptctl, tags, until
+from harness import ckptctl, tags, until, until_equal
 
 
 def kept(history, last=1, best=0, metric="", highest=False, every=0, pins=()):
@@ -85,7 +85,7 @@ def test_stricter_policy_removes_nothing_before_the_next_commit(daemon, trainers
     assert json.loads(explained.stdout)["policy"]["last"] == 1, "the policy survives the daemon"
     assert "from the next commit on: last=1" in ckptctl("status", endpoint=daemon.endpoint).stdout
     rank.do("run.save('s3', step=3, files={'a': b'x'}).wait('committed', 60)", 90)
-    until(lambda: tags(root) == ["s3"], "retention")
+    until_equal(lambda: tags(root), ["s3"], "retention")
     ckptctl("retention", root, "--clear", endpoint=daemon.endpoint)
     for step in (4, 5):
         rank.do(f"run.save('s{step}', step={step}, files={{'a': b'x'}}).wait('committed', 60)", 90)
@@ -124,7 +124,7 @@ def test_deleting_keeps_what_is_needed(daemon, trainers, root):
     assert "newest checkpoint" in str(error)
     ckptctl("delete", os.path.join(root, "s0"), "--force", endpoint=daemon.endpoint)
     assert rank.do("run.delete('s1').tag") == "s1"
-    until(lambda: tags(root) == ["s2"], "deletion")
+    until_equal(lambda: tags(root), ["s2"], "deletion")
     assert "NO_CHECKPOINT" in str(rank.fails("run.delete('s1')"))
 
 

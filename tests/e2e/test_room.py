@@ -7,7 +7,7 @@ import subprocess
 import time
 
 import pytest
-from harness import tags, together_failing, until
+from harness import tags, together_failing, until, until_equal
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounts loop images: needs root")
 
@@ -76,7 +76,7 @@ def test_save_waits_for_trash_and_succeeds_on_disk_of_n_plus_one_checkpoints(ima
     for i in range(5):
         rank.do(f"s = run.save('s{i}', files={{'m.bin': bytes([{i}]) * (30 << 20)}}, timeout=30)")
     rank.do("s.wait('committed', 60)")
-    until(lambda: tags(disk.root) == ["s4"], "retention")
+    until_equal(lambda: tags(disk.root), ["s4"], "retention")
     daemon.close()
 
 

@@ -11,7 +11,7 @@ import signal
 import time
 
 import pytest
-from harness import ckptctl, tags, together, until
+from harness import ckptctl, tags, together, until, until_equal
 from manager import ServiceManager
 
 import ckptd
@@ -92,7 +92,7 @@ def test_next_daemon_publishes_when_daemon_and_trainers_are_killed_after_last_se
     kill_everything_after_the_last_seal(manager, ranks, "step_1", 1)
     assert tags(root) == []  # A scan of the disk could not have found anything.
     manager.start().await_ready()
-    until(lambda: tags(root) == ["step_1"], "the checkpoint")
+    until_equal(lambda: tags(root), ["step_1"], "the checkpoint")
     assert TAKEN_OVER.findall(manager.log()) == ["step_1"]
     check(root, "step_1", 1)
     assert ckptctl("verify", root).returncode == 0

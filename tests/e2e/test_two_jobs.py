@@ -4,7 +4,7 @@ twice; readers that are no rank.
 
 import time
 
-from harness import tags, together, until
+from harness import tags, together, until_equal
 
 import ckptd
 
@@ -104,9 +104,9 @@ def test_other_model_does_not_evict_what_it_could_not_resume_from(daemon, traine
     assert error.reason == "STATE_MISMATCH"
     for step in (1, 2, 3):
         second.do(f"run.save('other_{step}', step={step}, files={{'m.pt': {{'w': torch.ones(5)}}}}).wait('committed')")
-    until(lambda: tags(root) == ["other_3", "one_2", "one_1"], "the eviction of the second model's own checkpoints")
+    until_equal(lambda: tags(root), ["other_3", "one_2", "one_1"], "the eviction of the second model's own checkpoints")
     assert "could not resume from sequence 2" in daemon.log() and "ckptctl delete" in daemon.log()
     second.kill()
     (third,) = trainers("c", 1, options=", num_kept_ckpts=1, takeover=True")
     third.do("run.save('third', step=4, files={'m.bin': b'x'}).wait('committed')")
-    until(lambda: tags(root) == ["third"], "the eviction of what a takeover counts")
+    until_equal(lambda: tags(root), ["third"], "the eviction of what a takeover counts")

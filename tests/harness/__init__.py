@@ -6,7 +6,7 @@ from harness.local_daemon import Daemon, tags
 from harness.programs import DaemonProgram, ckptctl, find_program, start_ckptctl
 from harness.ranks import LaunchedRanks, Ranks
 from harness.trainer import TRAINER_PROGRAM, Trainer, TrainerError, together, together_failing
-from harness.waiting import TIMEOUT, alive, until
+from harness.waiting import TIMEOUT, alive, until, until_equal
 from harness.workplace import TESTS, closing, module_path, temporary_folder
 
 __all__ = [
@@ -32,4 +32,5 @@ __all__ = [
     "together",
     "together_failing",
     "until",
+    "until_equal",
 ]

@@ -20,6 +20,15 @@ def until(condition: Callable[[], T], what: str, timeout: float = TIMEOUT) -> T:
     raise AssertionError(f"timed out after {timeout} s waiting for {what}")
 
 
+def until_equal(read: Callable[[], T], expected: T, what: str, timeout: float = TIMEOUT) -> None:
+    """Polls until `read` returns `expected`. Fails the test after `timeout` seconds, with what it returned last."""
+    deadline = time.monotonic() + timeout
+    while (found := read()) != expected:
+        if time.monotonic() >= deadline:
+            raise AssertionError(f"timed out after {timeout} s waiting for {what}: {expected}; found {found}")
+        time.sleep(0.02)
+
+
 def alive(pid: int) -> bool:
     """True if the process exists and is not a zombie."""
     try:

@@ -8,7 +8,7 @@ import ckptd
 from launches import Launch, words
 from test_what_is_removed import restart_daemons
 
-from harness import tags, until
+from harness import tags, until, until_equal
 
 
 def test_removed_ckptd_directory_is_made_again_and_saves_go_on(cluster, launch):
@@ -70,12 +70,12 @@ def test_other_model_does_not_evict_what_it_could_not_resume_from(cluster):
     second.do(FAIL_TO_RESUME)
     for step in (1, 2, 3):
         assert words(second.save(f"other_{step}", step)) == {"committed"}
-    until(lambda: tags(cluster.root) == ["other_3", "one_2", "one_1"], "the eviction of the second model's own")
+    until_equal(lambda: tags(cluster.root), ["other_3", "one_2", "one_1"], "the eviction of the second model's own")
     assert any("could not resume from sequence" in node.log() for node in cluster.nodes)
     second.close()
     restart_daemons(cluster)
     third = Launch("third", cluster.root, cluster.nodes, keep=1)
     assert [found[0] for found in third.do("me.resume()")] == ["other_3"] * 6
     assert words(third.save("other_4", 4)) == {"committed"}
-    until(lambda: tags(cluster.root) == ["other_4", "one_2", "one_1"], "retention, with another coordinator")
+    until_equal(lambda: tags(cluster.root), ["other_4", "one_2", "one_1"], "retention, with another coordinator")
     third.close()

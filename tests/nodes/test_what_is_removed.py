@@ -9,7 +9,7 @@ import ckptd
 import pytest
 from launches import Launch, words
 
-from harness import TrainerError, ckptctl, tags, until
+from harness import TrainerError, ckptctl, tags, until, until_equal
 
 
 def restart_daemons(cluster):
@@ -31,7 +31,7 @@ def test_checkpoint_that_only_a_pointer_file_keeps_stays_when_all_daemons_start_
     assert words(job.outcomes()) == {"committed"}
     for step in (2, 3, 4):
         assert words(job.save(f"step_{step}", step)) == {"committed"}
-    until(lambda: tags(cluster.root) == ["step_4", "best"], "retention to remove what it does not keep")
+    until_equal(lambda: tags(cluster.root), ["step_4", "best"], "retention to remove what it does not keep")
     job.close()
     restart_daemons(cluster)
     again = on_one_node(cluster, "second")
@@ -75,7 +75,7 @@ def test_copy_of_a_shared_root_is_refused_until_it_has_a_run_of_its_own(cluster)
     other = on_one_node(cluster, "of the copy", root=copy)
     for step in (4, 5):
         assert words(other.save(f"step_{step}", step)) == {"committed"}
-    until(lambda: tags(copy) == ["step_5"], "retention in the copy")
+    until_equal(lambda: tags(copy), ["step_5"], "retention in the copy")
     assert tags(cluster.root) == ["step_3", "step_2", "step_1"]
     assert words(job.save("step_6", 6)) == {"committed"}
     job.close()
