@@ -294,6 +294,22 @@ void Node::Resolve(const std::string& tag, bool is_checkpoint) {
   });
 }
 
+void Node::FindUnkept(std::function<void(std::string tags)> found) {
+  v1::ExplainRetentionRequest request;
+  request.set_run(run_name_);
+  engine_->ExplainRetention(Caller{0, 0, true}, request,
+                            Expect<v1::ExplainRetentionResponse>(
+                                "ExplainRetention", [found = std::move(found)](const auto& answer) {
+                                  if (!answer.ok()) return found(std::string(answer.status().message()));
+                                  std::string tags;
+                                  for (const v1::RetentionDecision& decision : answer->decisions()) {
+                                    if (decision.kept_by().empty())
+                                      absl::StrAppend(&tags, tags.empty() ? "" : ", ", decision.tag());
+                                  }
+                                  found(std::move(tags));
+                                }));
+}
+
 bool Node::Lists(const std::string& tag, int64_t sequence) {
   if (!up() || run_name_.empty()) return false;
   v1::GetCheckpointRequest request;

@@ -75,6 +75,8 @@ class Node : public EngineObserver {
   v1::Status Status();
   // As `ckptctl resolve`.
   void Resolve(const std::string& tag, bool is_checkpoint);
+  // The tags of the checkpoints that nothing keeps, and that retention has not removed.
+  void FindUnkept(std::function<void(std::string tags)> found);
   // Whether it shows the checkpoint.
   bool Lists(const std::string& tag, int64_t sequence);
 

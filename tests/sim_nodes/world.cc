@@ -1,6 +1,8 @@
 #include "tests/sim_nodes/world.h"
 
 #include <algorithm>
+#include <memory>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/numbers.h"
@@ -426,6 +428,7 @@ void World::End() {
           absl::StrCat("a run without faults did not commit the save of ", rank->ToString()));
   }
   if (disk_->newest() <= newest) return oracle_.Violated("the last save is not the newest checkpoint");
+  if (!CheckRetention()) return;
   KillLiving();
   if (!Settle("the end of the last ranks", nothing_is_left)) return;
   if (!Settle("the end of all removals", [this] { return disk_->removals_ended(); })) return;
@@ -448,6 +451,25 @@ bool World::CheckPutBack() {
              return node.Lists(checkpoint.second, checkpoint.first);
            });
   });
+}
+
+// Without faults retention removes all that nothing keeps.
+bool World::CheckRetention() {
+  auto unkept = std::make_shared<std::optional<std::string>>();
+  auto asking = std::make_shared<bool>(false);
+  const auto is_over = [this, unkept, asking] {
+    if (*asking) return false;
+    if (*unkept && (*unkept)->empty()) return true;
+    *asking = true;
+    Coordinator(0).FindUnkept([unkept, asking](std::string tags) {
+      *unkept = std::move(tags);
+      *asking = false;
+    });
+    return false;
+  };
+  if (Settle("retention", is_over)) return true;
+  Trace("what retention has not removed: ", unkept->value_or("not known"));
+  return false;
 }
 
 // As etcd knows: what a save was called when it had ended, it is called for ever, and nothing is in flight

@@ -95,6 +95,7 @@ class World {
   };
   static void KeepWhatIsThere(const RootChange& change, Kept* kept);
   bool CheckPutBack();
+  bool CheckRetention();
   void CheckRemoval(const std::string& key, const std::string& value, Kept* kept);
   bool RanksAreIdle() const;
   std::string Activity() const;
