@@ -11,6 +11,18 @@
 namespace ckptd {
 namespace {
 
+// Not one that was moved in from another run, in which an attempt had the same number. What this daemon, or
+// the one before it, has not recorded itself counts in a root of several nodes: other nodes record it.
+bool HasSaved(const Run& run, int64_t attempt, const storage::v1::ManifestSummary& summary) {
+  if (summary.attempt() != attempt) return false;
+  if (run.shared != nullptr) return true;
+  const auto& outcomes = run.ledger->record().outcomes();
+  return std::any_of(outcomes.begin(), outcomes.end(), [&](const storage::v1::Outcome& outcome) {
+    return outcome.attempt() == attempt && outcome.sequence() == summary.sequence() &&
+           outcome.level() == v1::COMMITTED;
+  });
+}
+
 // The checkpoint that the attempt resumes from; 0: none. It is kept until every rank has read its part,
 // because recovery may publish a newer one meanwhile. For clients that do not report that, it is kept until
 // the attempt has committed a newer checkpoint. The decision itself may name a checkpoint of the attempt:
@@ -20,7 +32,7 @@ int64_t ResumedSequence(const Run& run, int64_t attempt, const std::optional<Led
   const auto& committed = run.catalog.committed();
   const bool has_newer =
       std::any_of(committed.upper_bound(decided->sequence), committed.end(),
-                  [attempt](const auto& entry) { return entry.second.summary.attempt() == attempt; });
+                  [&](const auto& entry) { return HasSaved(run, attempt, entry.second.summary); });
   return has_newer ? 0 : decided->sequence;
 }
 

@@ -140,10 +140,19 @@ TEST_F(RetentionTest, KeepsWhatAnAttemptResumesFromUntilItHasCommittedANewerOne)
   retention_.Apply(run);
   RunCallbacks();
   EXPECT_THAT(Kept(*run), ElementsAre(2, 3));
-  Commit(run, 4, kAttempt);
+  Commit(run, 4, kAttempt);  // It was moved in from another run, where an attempt had this number.
   retention_.Apply(run);
   RunCallbacks();
-  EXPECT_THAT(Kept(*run), ElementsAre(4));
+  EXPECT_THAT(Kept(*run), ElementsAre(2, 4));
+  Commit(run, 5, kAttempt);
+  storage::v1::Outcome outcome;
+  outcome.set_tag("s5");
+  outcome.set_attempt(kAttempt);
+  outcome.set_sequence(5);
+  outcome.set_level(v1::COMMITTED);
+  history_.Record(run, outcome);
+  RunCallbacks();
+  EXPECT_THAT(Kept(*run), ElementsAre(5));
 }
 
 TEST_F(RetentionTest, WaitsUntilTheHistoryIsOnDisk) {
