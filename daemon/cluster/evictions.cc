@@ -33,18 +33,24 @@ Evictions::~Evictions() {
 
 void Evictions::Evict(const std::string& tag, int64_t sequence, std::set<int64_t> damaged,
                       std::shared_ptr<const std::set<int64_t>> listed, Done done) {
-  if (listed != nullptr) {
-    // A removal that the list already lacks need not be taken from its count any more.
-    if (evictions_.empty()) std::erase_if(*leaving_, [&](int64_t gone) { return !listed->contains(gone); });
-    leaving_->insert(sequence);
-  }
+  // A removal that the list already lacks need not be taken from its count any more.
+  if (evictions_.empty()) std::erase_if(*leaving_, [&](int64_t gone) { return !listed->contains(gone); });
+  leaving_->insert(sequence);
   evictions_.erase(sequence);
   Eviction& eviction = evictions_[sequence];
   eviction.victim = {sequence, tag, 0};
-  eviction.checked = listed == nullptr;
   eviction.count = {std::move(damaged), std::move(listed), leaving_};
   eviction.done = std::move(done);
   Step(sequence);
+}
+
+void Evictions::GoOn(const CheckpointReaders::Victim& victim, std::set<int64_t> damaged, Done done) {
+  Eviction& eviction = evictions_[victim.sequence];
+  eviction.victim = victim;
+  eviction.checked = true;
+  eviction.count = {std::move(damaged), nullptr, leaving_};
+  eviction.done = std::move(done);
+  Step(victim.sequence);
 }
 
 void Evictions::Finish(const CheckpointReaders::Victim& victim, Done done) {

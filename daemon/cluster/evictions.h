@@ -38,11 +38,13 @@ class Evictions {
   // OK: nothing of it is at its tag any more, durably. While nodes read it, and while etcd or the file system
   // do not answer, it is tried again. Errors are those that another try does not mend. `damaged` and
   // `listed`: the checkpoints that did not count, and those that may have counted, when it was decided that
-  // enough others are kept; what goes in this way counts for nothing. `listed` is null if it was decided
-  // before, perhaps by an earlier coordinator: it may have counted for what goes now.
+  // enough others are kept; what goes in this way counts for nothing.
   // POINTED, PINNED, NO_CHECKPOINT: something in the root keeps it, or it is not there; nothing was decided.
   void Evict(const std::string& tag, int64_t sequence, std::set<int64_t> damaged,
              std::shared_ptr<const std::set<int64_t>> listed, Done done);
+  // Goes on with what an earlier coordinator has begun to remove, and etcd may have forgotten. It may have
+  // counted for what goes now. What has been put back at its tag, in another directory, stays.
+  void GoOn(const CheckpointReaders::Victim& victim, std::set<int64_t> damaged, Done done);
   // Goes on with what an earlier coordinator has decided, and perhaps begun to remove.
   void Finish(const CheckpointReaders::Victim& victim, Done done);
   // The coordinator's term has begun in the root. Nothing is decided or removed before: what keeps a

@@ -252,7 +252,7 @@ class NodesRun : public SharedRun, public NodesReading {
   std::map<SaveId, Saving> savings_;
   absl::AnyInvocable<void()> saves_ended_;  // Of EndSaves; null: it was not called, or was answered.
   Instant end_saves_by_{};
-  std::map<int64_t, std::string> half_removed_;  // Checkpoints whose removal has begun: sequence -> tag.
+  std::vector<HalfRemoved> half_removed_;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };
 

@@ -48,8 +48,7 @@ struct RootSnapshot {
   // In a root of several nodes: sequences of checkpoints that are being removed, while a newer one is on its
   // way to the tag of one of them.
   std::set<int64_t> leaving;
-  // In a root of several nodes: what is no checkpoint any more, and has files left; tags by sequence.
-  std::map<int64_t, std::string> half_removed;
+  std::vector<HalfRemoved> half_removed;
 };
 
 // A checkpoint that is being written; the engine names it by this number.

@@ -84,7 +84,7 @@ absl::StatusOr<RootSnapshot> SharedDiskRoot::Scan() {
   snapshot.highest_sequence = scan.highest_sequence;
   snapshot.highest_term = scan.highest_term;
   snapshot.foreign = std::move(scan.foreign);
-  for (const auto& removed : scan.half_removed) snapshot.half_removed[removed.sequence] = removed.tag;
+  snapshot.half_removed = std::move(scan.half_removed);
   CKPTD_ASSIGN_OR_RETURN(snapshot.pointers, UpdatePointers(committed));
   RecordDamageIfPossible(&snapshot.pointers);
   return snapshot;

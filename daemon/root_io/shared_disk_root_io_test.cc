@@ -681,7 +681,13 @@ TEST_F(SharedDiskRootIoTest, ScanFindsWhatIsHalfRemoved) {
   const auto scanned = Rescan(node(1));
   ASSERT_TRUE(scanned.ok()) << scanned.status();
   EXPECT_THAT(scanned->committed, ElementsAre(::testing::Key(2)));
-  EXPECT_THAT(scanned->half_removed, ElementsAre(::testing::Pair(1, "step_1")));
+  ASSERT_EQ(scanned->half_removed.size(), 1U);
+  const HalfRemoved& half_removed = scanned->half_removed[0];
+  EXPECT_EQ(half_removed.tag, "step_1");
+  EXPECT_EQ(half_removed.sequence, 1);
+  struct stat found = {};
+  ASSERT_EQ(stat(tag.c_str(), &found), 0);
+  EXPECT_EQ(half_removed.inode, found.st_ino);
   EXPECT_THAT(scanned->foreign, IsEmpty());
 }
 

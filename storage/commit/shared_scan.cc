@@ -42,6 +42,7 @@ int64_t HighestSequence(const SharedRootScan& scan) {
 // A directory of the root in which ScanRoot has found no manifest.
 struct Unlisted {
   int64_t half_removed = 0;    // The sequence of what was a checkpoint there.
+  uint64_t inode = 0;          // Of the directory, if it is half removed.
   bool lost_manifest = false;  // It has the records of nodes: no step of ckptd leaves that.
 };
 
@@ -57,7 +58,12 @@ absl::StatusOr<Unlisted> Inspect(const SharedLayout& layout, const std::string& 
     if (const auto sequence = ParseRemovedName(entry.name)) found.half_removed = *sequence;
     if (entry.name == kOurDirectory) ours = true;
   }
-  if (found.half_removed != 0 || !ours) return found;
+  if (found.half_removed != 0) {
+    CKPTD_ASSIGN_OR_RETURN(const FileStat stat, fs.Stat(dir.get(), ""));
+    found.inode = stat.inode;
+    return found;
+  }
+  if (!ours) return found;
   CKPTD_ASSIGN_OR_RETURN(const ScopedHandle records,
                          OpenScoped(fs, dir.get(), kOurDirectory, OpenMode::kDirectory));
   CKPTD_ASSIGN_OR_RETURN(const std::vector<DirEntry> names, fs.List(records.get()));
@@ -115,7 +121,7 @@ absl::Status SharedScanner::FindUnlisted(SharedRootScan& scan) const {
     if (absl::IsPermissionDenied(found.status())) continue;  // Somebody else's, such as lost+found.
     CKPTD_RETURN_IF_ERROR(found.status());
     if (found->half_removed != 0) {
-      scan.half_removed.push_back({entry.name, found->half_removed});
+      scan.half_removed.push_back({entry.name, found->half_removed, found->inode});
       std::erase_if(scan.foreign, [&entry](const ForeignTag& foreign) { return foreign.tag == entry.name; });
     } else if (found->lost_manifest) {
       scan.damaged.push_back({entry.name, MakeError(absl::StatusCode::kDataLoss, "CORRUPT_MANIFEST",

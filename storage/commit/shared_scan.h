@@ -28,12 +28,7 @@ struct SharedRootScan {
   // before FindShared has said so.
   std::map<int64_t, CommittedCheckpoint> checkpoints;
   std::vector<DamagedCheckpoint> damaged;
-  // A removal has begun, and nobody takes them for checkpoints. The coordinator ends it: RemoveShared.
-  struct HalfRemoved {
-    std::string tag;
-    int64_t sequence;
-  };
-  std::vector<HalfRemoved> half_removed;
+  std::vector<HalfRemoved> half_removed;  // The coordinator ends it: RemoveShared.
   std::vector<SharedInflight> in_flight;
   std::vector<SharedInflight> in_trash;
   std::vector<ForeignTag> foreign;  // Oldest first.

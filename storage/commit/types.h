@@ -28,6 +28,13 @@ struct DamagedCheckpoint {
   absl::Status status;  // What is wrong with the manifest.
 };
 
+// In a root of several nodes: what was a checkpoint until its removal began, and has files left.
+struct HalfRemoved {
+  std::string tag;
+  int64_t sequence = 0;
+  uint64_t inode = 0;  // Of its directory: a checkpoint that is put back at the tag has another one.
+};
+
 // What recovery did with a save in flight, for the log and the run's history.
 struct RecoveredSave {
   std::string tag;

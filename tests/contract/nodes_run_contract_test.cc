@@ -1095,6 +1095,40 @@ TEST_P(NodesRunContract, WhatACoordinatorHasHalfRemovedIsRemovedByTheNext) {
   EXPECT_TRUE(root_.tags.contains("step_2"));
 }
 
+// The names that the next coordinator sees may be old: the removal had ended, and the checkpoint was put
+// back.
+TEST_P(NodesRunContract, WhatLooksHalfRemovedAndWasPutBackStays) {
+  SaveAll("step_1");
+  SaveAll("step_2");
+  Node& first = *Coordinator();
+  root_.before = [&first](const std::string& what) {
+    if (what == "Remove") first.pause.Begin();
+    return what != "Remove";
+  };
+  first.io->Evict("step_1", 1, [](const absl::Status&) {});
+  RunUntil([&] { return !Other().removed.empty(); });
+  root_.tags.erase("step_1");
+  root_.half_removed["step_1"] = 1;
+  for (Node& node : all_) {
+    if (&node == &first) continue;
+    const auto scanned =
+        Ask<absl::StatusOr<RootSnapshot>>([&](auto done) { node.io->Rescan(std::move(done)); });
+    EXPECT_TRUE(scanned.ok()) << scanned.status();
+  }
+  Kill(first);
+  bool put_back = false;
+  root_.before = [&](const std::string& what) {
+    if (what == "Remove" && !std::exchange(put_back, true)) {
+      root_.half_removed.erase("step_1");
+      root_.PutBack("step_1", 1);
+    }
+    return true;
+  };
+  RunUntil([&] { return put_back; });
+  RunFor(seconds(2));
+  EXPECT_EQ(root_.tags["step_1"], 1);
+}
+
 TEST_P(NodesRunContract, RemovalOfWhichTheNextCoordinatorHearsAfterItsScanIsEnded) {
   SaveAll("step_1");
   SaveAll("step_2");

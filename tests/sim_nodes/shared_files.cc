@@ -133,7 +133,8 @@ absl::StatusOr<RootSnapshot> SimSharedFiles::Scan() {
     snapshot.committed[checkpoint->summary.sequence()] = Describe(*checkpoint);
     found(checkpoint->summary.sequence());
   }
-  for (const auto& [tag, sequence] : view.half_removed) snapshot.half_removed[sequence] = tag;
+  for (const auto& [tag, sequence] : view.half_removed)
+    snapshot.half_removed.push_back({tag, sequence, disk_.removed_.at(sequence)->inode});
   for (const auto* sequences : {&view.half_removed, &view.inflight, &view.trash}) {
     for (const auto& [name, sequence] : *sequences) found(sequence);
   }

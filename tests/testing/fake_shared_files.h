@@ -226,7 +226,8 @@ class FakeSharedFiles : public SharedFilesIo {
       snapshot.committed[sequence] = CheckpointOf(tag, sequence);
       snapshot.highest_sequence = std::max(snapshot.highest_sequence, sequence);
     }
-    for (const auto& [tag, sequence] : root_.half_removed) snapshot.half_removed[sequence] = tag;
+    for (const auto& [tag, sequence] : root_.half_removed)
+      snapshot.half_removed.push_back({tag, sequence, root_.InodeOf(sequence)});
     return snapshot;
   }
   template <typename T>
