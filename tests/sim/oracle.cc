@@ -165,6 +165,10 @@ void Oracle::Resumed(int run, int64_t attempt, int64_t sequence, const std::stri
   }
   // An attempt may resume from a second checkpoint only in place of a damaged one.
   r.resumed[attempt].insert(sequence);
+  // The ledger knows that a rank could not go on until the attempt decides on another checkpoint.
+  if (const auto other = r.other_models.find(attempt);
+      other != r.other_models.end() && other->second != sequence)
+    r.other_models.erase(other);
   int whole = 0;
   for (int64_t chosen : r.resumed[attempt]) whole += !r.damaged.contains(chosen);
   if (whole > 1) {

@@ -230,6 +230,8 @@ void Trainer::Resume() {
         acted_ = true;
         world_.oracle().Acted(launch_->run, attempt_, rank_, instance_);
         finishing_ = 0;
+        world_.Trace(Who(), " resumes from ", answer->checkpoint().tag(), ", sequence ",
+                     answer->checkpoint().sequence());
         world_.oracle().Resumed(launch_->run, attempt_, answer->checkpoint().sequence(),
                                 answer->checkpoint().tag(), allows_suspect_);
         world_.Count(answer->has_checkpoint() ? "resumed from a checkpoint" : "resumed from nothing");

@@ -98,9 +98,12 @@ class SharedDisk {
   std::set<int64_t> RecordedDamage() const;
   // All daemons have ended, and etcd is taken back: terms that begin from now on come after those that the
   // root has seen. A save that was not published may be decided anew, or another one may get its sequence.
+  // What a re-save takes over from a checkpoint that it has removed already is known to etcd alone.
   void EndTerms() {
     first_term_ = highest_term_ + 1;
     manifests_.clear();
+    const std::set<int64_t> there = Sequences();
+    std::erase_if(newest_pointed_, [&there](const auto& pointer) { return !there.contains(pointer.second); });
   }
   // No removal has begun and not ended.
   bool removals_ended() const { return names_.half_removed.empty(); }
