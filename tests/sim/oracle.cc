@@ -328,6 +328,7 @@ void Oracle::MovedIn(int run, const storage::v1::ManifestSummary& summary) {
   r.published.insert(summary.sequence());
   if (!summary.suspect().empty()) r.suspect.insert(summary.sequence());
   r.moved_in = std::max(r.moved_in, summary.sequence());
+  r.moved_in_attempts.insert(summary.attempt());
 }
 
 void Oracle::Adopted(int run, const storage::v1::ManifestSummary& summary, const Contents& contents,

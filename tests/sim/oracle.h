@@ -127,6 +127,8 @@ class Oracle {
                const std::vector<storage::v1::ManifestSummary>& beside);
   // Somebody has moved a checkpoint of another root in. The next commit finds it.
   void MovedIn(int run, const storage::v1::ManifestSummary& summary);
+  // A checkpoint of an attempt with this number.
+  bool WasMovedIn(int run, int64_t attempt) { return runs_[run].moved_in_attempts.contains(attempt); }
   // An attempt cannot resume from this checkpoint, and goes on with a state of its own.
   void HasAnotherModel(int run, int64_t attempt, int64_t sequence) {
     runs_[run].other_models[attempt] = sequence;
@@ -182,6 +184,7 @@ class Oracle {
     std::optional<int> kept;
     int64_t every_steps = 0;
     int64_t moved_in = 0, known_moved_in = 0;  // The highest sequences.
+    std::set<int64_t> moved_in_attempts;
     std::map<int64_t, int64_t> other_models;   // By attempt: what it could not resume from.
     int64_t retained_through = 0;              // Of another model than what was saved since.
   };

@@ -218,6 +218,9 @@ void Trainer::Resume() {
             resumed_ = true;
             return NextSave();
           }
+          // For a daemon that starts, its attempt has saved what was moved in from another run, where an
+          // attempt had its number: design.md.
+          if (reason == "NO_CHECKPOINT" && world_.oracle().WasMovedIn(launch_->run, attempt_)) return Kill();
           if (reason == "NO_CHECKPOINT") {
             world_.oracle().Violated(
                 absl::StrCat(Who(), " was told to resume from a checkpoint that does not exist: ",
