@@ -1,13 +1,11 @@
 """Reports to the daemon how far the reading of a checkpoint has come, for those who watch it (ckptctl watch)."""
 
-import contextlib
 import math
 import time
 from typing import Any, Callable
 
-import grpc
-
 from ckptd import errors
+from ckptd._session.interrupts import held_until_done, uninterrupted
 from ckptd._session.session import Session
 from ckptd._wire.protocol import messages
 
@@ -26,7 +24,8 @@ class ReadProgressReporter:
         self._lease = lease
         self._read_bytes = self._total_bytes = self._reported_bytes = 0
         self._next_report = time.monotonic() + REPORT_SECONDS
-        self._call: Any = None  # The report in flight: one at a time, so that a later one cannot overtake it.
+        # Held by the report in flight: one at a time, so that a later one cannot overtake it.
+        self._call: Any = None
 
     def begin_file(self, size: int) -> "Callable[[int], None]":
         """Begins a file of `size` bytes.
@@ -57,11 +56,11 @@ class ReadProgressReporter:
 
         Its result does not matter.
         """
-        with contextlib.suppress(grpc.FutureCancelledError):
-            self._call.exception()
+        with self._call:
+            pass
 
     def _report(self) -> None:
-        if self._call is not None and not self._call.done():
+        if self._call is not None and self._call.locked():
             return
         self._next_report = time.monotonic() + REPORT_SECONDS
         self._reported_bytes = self._read_bytes
@@ -71,8 +70,8 @@ class ReadProgressReporter:
             total_bytes=self._total_bytes,
         )
         try:
-            self._call = self._session.start(
-                self._session.checkpoints.ReportReading, request, _ANSWER_SECONDS
-            )
+            with uninterrupted():
+                call = self._session.start(self._session.checkpoints.ReportReading, request, _ANSWER_SECONDS)
+                self._call = held_until_done(call)
         except errors.CkptdError:  # The session has ended: there is nobody to report to any more.
             self._next_report = math.inf

@@ -33,7 +33,9 @@ class SaveRecovery:
         ended.
         """
         self._on_progress = on_progress
-        self._changed = threading.Condition()
+        # It is entered by its lock, as _session/interrupts.py says why.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._pending: List[PartUpload] = []
         self._is_daemon_away = False
         self._thread: Optional[threading.Thread] = None
@@ -43,7 +45,7 @@ class SaveRecovery:
 
         Those that are queued already stay in their place.
         """
-        with self._changed:
+        with self._lock:
             new = [save for save in saves if save not in self._pending]
             if not new:
                 return
@@ -60,7 +62,7 @@ class SaveRecovery:
         Raises:
             errors.Unavailable: no daemon takes the earlier ones, so it would not take this one either.
         """
-        with self._changed:
+        with self._lock:
             while any(save.number < number for save in self._pending):
                 if self._is_daemon_away or not session.alive():
                     raise errors.Unavailable(
@@ -72,13 +74,13 @@ class SaveRecovery:
 
     def _work(self) -> None:
         while True:
-            with self._changed:
+            with self._lock:
                 if not self._pending:
                     self._thread = None
                     return
                 save = self._pending[0]
             if self._recover(save):
-                with self._changed:
+                with self._lock:
                     self._pending.remove(save)
                     self._changed.notify_all()
                 self._on_progress()
@@ -99,7 +101,7 @@ class SaveRecovery:
         try:
             joined = save.membership.joined()
             self._set_daemon_away(False)
-            with self._changed:
+            with self._lock:
                 if self._pending[0] is not save:  # The daemon that had taken an earlier save has ended since.
                     return False
             self._recover_with(joined, save)
@@ -110,7 +112,7 @@ class SaveRecovery:
             raise
 
     def _set_daemon_away(self, is_away: bool) -> None:
-        with self._changed:
+        with self._lock:
             self._is_daemon_away = is_away
             self._changed.notify_all()
 
@@ -153,7 +155,7 @@ class SaveRecovery:
         """Returns whether a new sequence would make the save newer than what was begun after it."""
         if _latest_sequence(joined) > save.sequence:
             return True
-        with self._changed:
+        with self._lock:
             later = [other for other in self._pending if other.number > save.number]
         found = [_find(joined, other) for other in later]
         return any(one is not None and types.STAGED <= one.level < types.FAILED for one in found)

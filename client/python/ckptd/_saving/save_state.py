@@ -47,7 +47,9 @@ class SaveState:
         self.daemon_instance = ""  # The daemon that has the save since it was sealed.
         # It was begun again with another daemon than the one that it was sealed with.
         self.is_recovered = False
-        self._changed = threading.Condition()
+        # It is entered by its lock, as _session/interrupts.py says why.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._level: int = types.OPEN
         self._failure: Any = None  # The last types.Checkpoint of a save that did not become a checkpoint.
         self._unknown_reason = ""  # Why nobody can tell how the save ended.
@@ -72,14 +74,14 @@ class SaveState:
         if not self.has_ended():
             self.membership.connection.check_usable()
         seconds = self.membership.commit_timeout if timeout is None else timeout
-        with self._changed:
+        with self._lock:
             self._num_waiting += 1
         try:
             self._wait_until(wanted, time.monotonic() + max(0.0, seconds), progress)
         finally:
-            with self._changed:
+            with self._lock:
                 self._num_waiting -= 1
-        with self._changed:
+        with self._lock:
             error = self._error(wanted)
             if error is not None:
                 raise error
@@ -110,13 +112,13 @@ class SaveState:
 
         now = self._query_or_none() if progress else None
         if now is None:
-            with self._changed:
+            with self._lock:
                 self._changed.wait_for(reached, deadline - time.monotonic())
             return
         with progress_bar(progress, self.tag, now.size_bytes) as show:
             while True:
                 show(now.written_bytes)
-                with self._changed:
+                with self._lock:
                     if self._changed.wait_for(reached, min(_PROGRESS_SECONDS, deadline - time.monotonic())):
                         break
                 if time.monotonic() >= deadline:
@@ -131,7 +133,7 @@ class SaveState:
         if not self.has_ended():
             self.membership.connection.check_usable()
         future: "concurrent.futures.Future[Any]" = concurrent.futures.Future()
-        with self._changed:
+        with self._lock:
             self._futures.append((wanted, future, result))
         self._settle_futures()
         return future
@@ -177,14 +179,14 @@ class SaveState:
 
     def advance_to(self, level: int) -> None:
         """Raises the level without telling those who wait: this rank's part has just been sealed."""
-        with self._changed:
+        with self._lock:
             self._level = max(self._level, level)
 
     def update(self, checkpoint: Any) -> bool:
         """Takes over what a daemon says of the save. Returns whether the save has ended."""
         if self.is_recovered:
             checkpoint = _lost_in_recovery(checkpoint)
-        with self._changed:
+        with self._lock:
             self._level = max(self._level, checkpoint.level)
             if self._level >= types.FAILED:
                 self._failure = checkpoint
@@ -192,13 +194,13 @@ class SaveState:
 
     def end_as_unknown(self, why: str, expected: bool = False) -> None:
         """Ends the save with an unknown result. expected: do not log it, because the user closed the client."""
-        with self._changed:
+        with self._lock:
             self._unknown_reason = why
         self._announce(quiet=expected)
 
     def end_as_aborted(self, why: str) -> None:
         """Ends a save that this rank has aborted. No-op if it has ended already."""
-        with self._changed:
+        with self._lock:
             if self._level < types.COMMITTED:
                 self._level = types.FAILED
                 self._failure = types.Checkpoint(tag=self.tag, level=types.FAILED, sequence=self.sequence)
@@ -209,7 +211,7 @@ class SaveState:
 
     def _announce(self, quiet: bool = False) -> bool:
         """Wakes those who wait; logs a failure that nobody waits for. Returns whether the save has ended."""
-        with self._changed:
+        with self._lock:
             ended, error = self.has_ended(), self._error(types.COMMITTED)
             is_heard = self._num_waiting > 0 or bool(self._futures) or self._level == types.SKIPPED
             is_first, self._has_announced_end = ended and not self._has_announced_end, ended
@@ -223,7 +225,7 @@ class SaveState:
         return ended
 
     def _settle_futures(self) -> None:
-        with self._changed:
+        with self._lock:
             due = [(f, self._error(w), r) for w, f, r in self._futures if self.has_ended() or self._level >= w]
             done = {id(future) for future, _, _ in due}
             self._futures = [entry for entry in self._futures if id(entry[1]) not in done]

@@ -13,6 +13,7 @@ from ckptd._saving import finite
 from ckptd._saving.finite import Finite, NonFiniteTensor
 from ckptd._saving.part_files import PartFile, PartRoom, check_places, part_file
 from ckptd._saving.save_state import SaveState
+from ckptd._session.interrupts import uninterrupted
 from ckptd._session.segments import SealedBytes
 from ckptd._session.session import Session, is_transient, segments_of
 from ckptd._wire.protocol import messages, set_duration, types
@@ -432,7 +433,8 @@ class PartUpload(UnendedSave):
             except errors.NotFound:
                 # The daemon has not heard of this save, but the other ranks wait for this one in their Begin.
                 # Begin it, so that there is a save that can be aborted and they hear why it ended.
-                is_begun = begin is not None and begin.done()
+                with uninterrupted():
+                    is_begun = begin is not None and begin.done()
                 is_alone = self.membership.world_size == 1 or len(self._options.ranks) == 1
                 if is_alone or time.monotonic() >= deadline or is_begun:
                     break
@@ -444,7 +446,8 @@ class PartUpload(UnendedSave):
             # Give the Begin time to arrive. Its answer may not come before all ranks have begun.
             threading.Event().wait(_ABORT_PAUSE_SECONDS)
         if begin is not None:
-            begin.cancel()
+            with uninterrupted():
+                begin.cancel()
 
     def _abort_request(self, why: str) -> Any:
         return messages.AbortRequest(key=self.key, message=why[:1000])

@@ -10,7 +10,9 @@ from typing import Any, Iterator, List, Optional, Sequence, Tuple
 import grpc
 
 from ckptd import errors
+from ckptd._session import interrupts
 from ckptd._session.handoff import Handoff
+from ckptd._session.interrupts import uninterrupted
 from ckptd._session.peer import check_server
 from ckptd._session.segments import SegmentTable
 from ckptd._version import __version__
@@ -114,6 +116,8 @@ class Session:
     def call(self, method: Any, request: Any, timeout: float) -> Any:
         """Makes one gRPC call. Raises a CkptdError when it fails, errors.Unavailable after `timeout` seconds."""
         try:
+            if threading.current_thread() is threading.main_thread():
+                return interrupts.call(lambda: method.future(request, timeout=timeout, metadata=self.metadata))
             return method(request, timeout=timeout, metadata=self.metadata)
         except grpc.RpcError as error:
             raise self._with_endpoint(to_error(error)) from None
@@ -132,7 +136,8 @@ class Session:
     def start(self, method: Any, request: Any, timeout: float) -> Any:
         """Starts a call; returns its grpc.Future. errors.Unavailable when the session has ended."""
         try:
-            return method.future(request, timeout=timeout, metadata=self.metadata)
+            with uninterrupted():
+                return method.future(request, timeout=timeout, metadata=self.metadata)
         except ValueError as error:
             raise self._session_ended(error) from None
 
