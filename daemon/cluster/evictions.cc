@@ -44,7 +44,8 @@ void Evictions::Evict(const std::string& tag, int64_t sequence, std::set<int64_t
   Step(sequence);
 }
 
-void Evictions::GoOn(const CheckpointReaders::Victim& victim, std::set<int64_t> damaged, Done done) {
+void Evictions::ContinueRemoval(const CheckpointReaders::Victim& victim, std::set<int64_t> damaged,
+                                Done done) {
   Eviction& eviction = evictions_[victim.sequence];
   eviction.victim = victim;
   eviction.checked = true;

@@ -42,9 +42,9 @@ class Evictions {
   // POINTED, PINNED, NO_CHECKPOINT: something in the root keeps it, or it is not there; nothing was decided.
   void Evict(const std::string& tag, int64_t sequence, std::set<int64_t> damaged,
              std::shared_ptr<const std::set<int64_t>> listed, Done done);
-  // Goes on with what an earlier coordinator has begun to remove, and etcd may have forgotten. It may have
-  // counted for what goes now. What has been put back at its tag, in another directory, stays.
-  void GoOn(const CheckpointReaders::Victim& victim, std::set<int64_t> damaged, Done done);
+  // For a checkpoint whose removal an earlier coordinator has begun, and of which etcd may have forgotten the
+  // decision. Only the directory with the victim's inode is removed: another one at the tag was put back.
+  void ContinueRemoval(const CheckpointReaders::Victim& victim, std::set<int64_t> damaged, Done done);
   // Goes on with what an earlier coordinator has decided, and perhaps begun to remove.
   void Finish(const CheckpointReaders::Victim& victim, Done done);
   // The coordinator's term has begun in the root. Nothing is decided or removed before: what keeps a

@@ -383,7 +383,8 @@ void NodesRun::EndRemovals() {
   if (evictions_ == nullptr) return;
   const auto ended = [](const absl::Status&) {};  // If it fails, the next scan finds it again.
   for (const auto& [tag, sequence, inode] : std::exchange(half_removed_, {})) {
-    if (!IsUnderWay(sequence)) evictions_->GoOn({sequence, tag, inode}, damages_->damaged(), ended);
+    if (!IsUnderWay(sequence))
+      evictions_->ContinueRemoval({sequence, tag, inode}, damages_->damaged(), ended);
   }
   // A save that takes the tag of one removes it itself, right before.
   for (const auto& [sequence, removal] : evicting_) {

@@ -11,8 +11,9 @@
 namespace ckptd {
 namespace {
 
-// Not one that was moved in from another run, in which an attempt had the same number. What this daemon, or
-// the one before it, has not recorded itself counts in a root of several nodes: other nodes record it.
+// Whether the attempt has saved this checkpoint. One that was moved in from another run may have the same
+// attempt number: in a root of one node, the run's history tells the two apart. In a root of several nodes
+// each node records its own saves only, so the number decides.
 bool HasSaved(const Run& run, int64_t attempt, const storage::v1::ManifestSummary& summary) {
   if (summary.attempt() != attempt) return false;
   if (run.shared != nullptr) return true;

@@ -276,6 +276,21 @@ class NodesRunContract : public ::testing::TestWithParam<EtcdKind> {
     return *Ask<absl::StatusOr<RootSnapshot>>([&](auto done) { Coordinator()->io->Rescan(std::move(done)); });
   }
 
+  // Saves step_1 and step_2, and pauses the coordinator after etcd knows that step_1 goes, before it is
+  // removed.
+  Node& PauseWhereStep1IsRemoved() {
+    SaveAll("step_1");
+    SaveAll("step_2");
+    Node& first = *Coordinator();
+    root_.before = [&first](const std::string& what) {
+      if (what == "Remove") first.pause.Begin();
+      return what != "Remove";
+    };
+    first.io->Evict("step_1", 1, [](const absl::Status&) {});
+    RunUntil([&] { return !Other().removed.empty(); });
+    return first;
+  }
+
   // ---- saves
 
   SaveId Id(const std::string& tag, int64_t attempt = 1) const { return {attempt, tag, 1}; }
@@ -1058,15 +1073,7 @@ TEST_P(NodesRunContract, NodeThatDoesNotCoordinateRemovesNothing) {
 }
 
 TEST_P(NodesRunContract, RemovalThatACoordinatorHasNotEndedIsEndedByTheNext) {
-  SaveAll("step_1");
-  SaveAll("step_2");
-  Node& first = *Coordinator();
-  root_.before = [&first](const std::string& what) {
-    if (what == "Remove") first.pause.Begin();
-    return what != "Remove";
-  };
-  first.io->Evict("step_1", 1, [](const absl::Status&) {});
-  RunUntil([&] { return !Other().removed.empty(); });
+  Node& first = PauseWhereStep1IsRemoved();
   Kill(first);
   root_.before = nullptr;
   const RootSnapshot scanned = ScanOfNextCoordinator();
@@ -1076,15 +1083,7 @@ TEST_P(NodesRunContract, RemovalThatACoordinatorHasNotEndedIsEndedByTheNext) {
 }
 
 TEST_P(NodesRunContract, WhatACoordinatorHasHalfRemovedIsRemovedByTheNext) {
-  SaveAll("step_1");
-  SaveAll("step_2");
-  Node& first = *Coordinator();
-  root_.before = [&first](const std::string& what) {
-    if (what == "Remove") first.pause.Begin();
-    return what != "Remove";
-  };
-  first.io->Evict("step_1", 1, [](const absl::Status&) {});
-  RunUntil([&] { return !Other().removed.empty(); });
+  Node& first = PauseWhereStep1IsRemoved();
   Kill(first);
   root_.before = nullptr;
   root_.tags.erase("step_1");
@@ -1098,15 +1097,7 @@ TEST_P(NodesRunContract, WhatACoordinatorHasHalfRemovedIsRemovedByTheNext) {
 // The names that the next coordinator sees may be old: the removal had ended, and the checkpoint was put
 // back.
 TEST_P(NodesRunContract, WhatLooksHalfRemovedAndWasPutBackStays) {
-  SaveAll("step_1");
-  SaveAll("step_2");
-  Node& first = *Coordinator();
-  root_.before = [&first](const std::string& what) {
-    if (what == "Remove") first.pause.Begin();
-    return what != "Remove";
-  };
-  first.io->Evict("step_1", 1, [](const absl::Status&) {});
-  RunUntil([&] { return !Other().removed.empty(); });
+  Node& first = PauseWhereStep1IsRemoved();
   root_.tags.erase("step_1");
   root_.half_removed["step_1"] = 1;
   for (Node& node : all_) {
@@ -1199,15 +1190,7 @@ TEST_P(NodesRunContract, CheckpointThatIsPutBackAfterItsRemovalIsACheckpointAgai
 }
 
 TEST_P(NodesRunContract, RemovalThatAnEarlierCoordinatorHasDecidedIsOfTheDirectoryThatItHasSeen) {
-  SaveAll("step_1");
-  SaveAll("step_2");
-  Node& first = *Coordinator();
-  root_.before = [&first](const std::string& what) {
-    if (what == "Remove") first.pause.Begin();
-    return what != "Remove";
-  };
-  first.io->Evict("step_1", 1, [](const absl::Status&) {});
-  RunUntil([&] { return !Other().removed.empty(); });
+  Node& first = PauseWhereStep1IsRemoved();
   Kill(first);
   root_.before = nullptr;
   root_.PutBack("step_1", 1);  // It was removed in the last moment.
