@@ -11,8 +11,11 @@ import sys
 import threading
 from typing import Any, Iterator, List
 
+import ckptd
+import grpc
 import pytest
 from ckptd._session.interrupts import call, uninterrupted
+from ckptd._wire.status import to_error
 
 
 @pytest.fixture(autouse=True)
@@ -79,6 +82,45 @@ def test_interrupted_call_is_cancelled() -> None:
     with pytest.raises(KeyboardInterrupt):
         call(lambda: future)
     assert future.cancelled()
+
+
+def test_call_that_is_interrupted_while_it_starts_is_cancelled(handler: Any) -> None:
+    future: "concurrent.futures.Future[None]" = concurrent.futures.Future()
+
+    def start() -> "concurrent.futures.Future[None]":
+        signal.raise_signal(signal.SIGINT)
+        return future
+
+    with pytest.raises(KeyboardInterrupt):
+        call(start)
+    assert future.cancelled()
+
+
+class LateBegin:
+    """A Begin whose first call is interrupted on its way to the daemon, which gets it after what comes next."""
+
+    def __init__(self, begin: Any) -> None:
+        self._begin = begin
+        self.held: Any = None
+
+    def future(self, request: Any, **options: Any) -> Any:
+        if self.held is not None:
+            return self._begin.future(request, **options)
+        self.held = lambda: self._begin(request, **options)
+        raise KeyboardInterrupt
+
+
+def test_begin_that_arrives_after_the_abort_of_an_interrupted_save_leaves_no_save_behind(tmp_path: pathlib.Path) -> None:
+    with ckptd.LocalDaemon(tmp_path / "daemon", pool_bytes=64 << 20, populate_bytes=0) as daemon:
+        run = ckptd.connect(daemon.endpoint).run(tmp_path / "root", rank=0, world_size=1)
+        checkpoints = run._membership.joined(20).session.checkpoints
+        late = checkpoints.Begin = LateBegin(checkpoints.Begin)
+        with pytest.raises(KeyboardInterrupt):
+            run.save("last", files={"a": b"1"})
+        with pytest.raises(grpc.RpcError) as refused:
+            late.held()
+        assert to_error(refused.value).reason == "SAVE_ABORTED"
+        run.save("last", files={"a": b"2"}).wait(timeout=20)
 
 
 PROGRAM = """

@@ -430,6 +430,14 @@ def test_ctrl_c_in_save_aborts_it_and_is_raised(daemon: Any, run: ckptd.Run) -> 
     run.save("u", files={}).wait(timeout=20)
 
 
+def test_commit_that_an_abort_came_too_late_for_is_no_failure(daemon: Any, run: ckptd.Run, caplog: Any) -> None:
+    part = run.begin("t")
+    part.save._state.end_as_aborted("KeyboardInterrupt: ")
+    part.save._state.update(types.Checkpoint(tag="t", level=types.COMMITTED))
+    assert part.level == "committed"
+    assert run.failures() == [] and caplog.records == []
+
+
 # ---- a daemon that restarts
 
 

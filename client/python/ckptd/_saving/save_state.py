@@ -187,8 +187,9 @@ class SaveState:
         if self.is_recovered:
             checkpoint = _lost_in_recovery(checkpoint)
         with self._lock:
-            self._level = max(self._level, checkpoint.level)
-            if self._level >= types.FAILED:
+            # An end that the daemon tells stands: an abort of this rank may have come after the commit.
+            self._level = checkpoint.level if checkpoint.level >= types.COMMITTED else max(self._level, checkpoint.level)
+            if checkpoint.level >= types.FAILED:
                 self._failure = checkpoint
         return self._announce()
 

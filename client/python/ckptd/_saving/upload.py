@@ -66,6 +66,7 @@ class PartUpload(UnendedSave):
         self.attempt = self.state.attempt
         self.key = self.state.key
         self._begun: Optional[Joined] = None  # Where Begin was answered.
+        self._is_begin_unanswered = False  # It may still arrive at the daemon.
         self._is_seal_sent = False
         self._files: List[PartFile] = []
         self._non_finite: List[NonFiniteTensor] = []  # Found by the check.
@@ -150,13 +151,16 @@ class PartUpload(UnendedSave):
             self.membership.recovery.await_earlier(self.number, joined.session)
         try:
             timeout = self._admission_timeout()
+            self._is_begin_unanswered = True
             begun = joined.session.call(
                 joined.session.checkpoints.Begin, self._begin_request(timeout), timeout + _SILENCE_SECONDS
             )
         except errors.CkptdError as error:
+            self._is_begin_unanswered = isinstance(error, errors.Unavailable)
             if error.reason == "SAVE_CONFLICT" and self._is_seal_sent and self._was_committed_before(joined):
                 return joined
             raise
+        self._is_begin_unanswered = False
         self.state.sequence = begun.sequence
         self._begun, self._room = joined, PartRoom()
         if begun.level == types.SKIPPED:
@@ -431,12 +435,14 @@ class PartUpload(UnendedSave):
                 session.call(session.checkpoints.Abort, request, _ABORT_SECONDS)
                 break
             except errors.NotFound:
-                # The daemon has not heard of this save, but the other ranks wait for this one in their Begin.
-                # Begin it, so that there is a save that can be aborted and they hear why it ended.
+                # The daemon has not heard of this save. But the other ranks wait for this one in their Begin; or
+                # this rank's Begin is still on its way, and would leave a save behind that nobody seals. Begin it,
+                # so that there is a save that can be aborted.
                 with uninterrupted():
                     is_begun = begin is not None and begin.done()
                 is_alone = self.membership.world_size == 1 or len(self._options.ranks) == 1
-                if is_alone or time.monotonic() >= deadline or is_begun:
+                is_unknown_to_all = is_alone and not self._is_begin_unanswered
+                if is_unknown_to_all or time.monotonic() >= deadline or is_begun:
                     break
             if begin is None:
                 empty = messages.BeginRequest(key=self.key, growing=True, ranks=self._options.ranks)

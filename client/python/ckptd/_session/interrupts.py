@@ -59,16 +59,18 @@ def held_until_done(future: Any) -> Any:
 
 def call(start: Callable[[], Any]) -> Any:
     """Returns the result of the grpc.Future that `start` makes. In the main thread Ctrl-C cancels it."""
-    with uninterrupted():
-        future = start()
-        running = held_until_done(future)
+    future: Any = None
     try:
+        with uninterrupted():
+            future = start()
+            running = held_until_done(future)
         # _thread.interrupt_main, and a signal that another thread has got, do not end a wait.
         while not running.acquire(timeout=_LOOK_SECONDS):
             pass
     except BaseException:
-        with uninterrupted():
-            future.cancel()
+        if future is not None:
+            with uninterrupted():
+                future.cancel()
         raise
     with uninterrupted():
         return future.result()
