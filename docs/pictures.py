@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Draws the pictures of docs/architecture.md, and writes the tables of steps beside them.
+"""Draws the pictures of the README and of docs/architecture.md, and writes the tables of steps beside them.
 
-docs/pictures.py            writes layers.svg, save.svg, restore.svg and the tables
+docs/pictures.py            writes timeline.svg, layers.svg, save.svg, restore.svg, the tables and the README's alt text
 docs/pictures.py --check    writes nothing; exits 1 and names what is out of date (tests/docs/test_pictures.py)
 
-A step has one place in the picture and one row in its table: both come from the lists below.
+A step has one place in the picture and one row in its table: both come from the lists below. The timeline has the
+figures of docs/performance.md, where `tools/bench compare --docs` puts them.
 """
 
 from __future__ import annotations
@@ -297,7 +298,7 @@ LAYERS: List[Tuple[str, List[Tuple[str, str]]]] = [
     ("proto/", [("ckptd/v1", "wire"), ("ckptd/config/v1", "configuration"), ("ckptd/storage/v1", "disk")]),
 ]
 
-INK, LINE, FILL, PAPER = "#1b2430", "#5b6b7f", "#e8eef6", "#ffffff"
+INK, LINE, FILL, PAPER, STALL = "#1b2430", "#5b6b7f", "#e8eef6", "#ffffff", "#d95f02"
 FONT = 'font-family="Helvetica, Arial, sans-serif"'
 
 
@@ -376,6 +377,58 @@ def layers() -> str:
     return document(width, 10 + row * len(LAYERS) + 4, "Layers: each may use those below it", parts)
 
 
+class Contender(NamedTuple):
+    name: str
+    stall: str  # Seconds for which training stands still, as the table of docs/performance.md writes them.
+    durable: str  # Seconds from the call until the checkpoint is durable.
+
+
+def timings() -> Tuple[str, List[Contender]]:
+    """What was saved, and the contenders of the timeline: of the first table of docs/performance.md."""
+    page = (DOCS / "performance.md").read_text()
+    measured = page.partition("<!-- tools/bench compare: begin -->")[2].partition("<!-- tools/bench compare: end -->")[0]
+    saved = re.search(r"^(\d+ ranks, \d+ MB each)", measured, re.MULTILINE)
+    rows = [[cell.strip(" `*") for cell in row.split("|")[1:-1]] for row in re.findall(r"^\|.+\|$", measured, re.MULTILINE)]
+    if saved is None or not rows:
+        raise SystemExit("docs/performance.md has no figures between its marks")
+    stall, durable = rows[0].index("stall"), rows[0].index("durable after")
+    found: Dict[str, Contender] = {}  # The first table is that of the GPT with AdamW.
+    for row in rows:
+        numbers = [row[column].partition(" ")[0].strip("*") for column in (stall, durable)]
+        found.setdefault(row[0], Contender(row[0], *numbers))
+    return saved[1], [found[name] for name in ("torch.save", "dcp.async_save", "ckptd")]
+
+
+def timeline() -> str:
+    saved, contenders = timings()
+    left, right, top, row, bar = 150, 880, 64, 58, 24
+    longest = max(float(contender.durable) for contender in contenders)
+    scale = (right - left) / longest
+    parts = [
+        text(14, 28, f"One save: {saved}", 15, "start", "bold"),
+        f'<rect x="{left + 320}" y="16" width="24" height="14" fill="{STALL}"/>',
+        text(left + 352, 28, "training stands still", 13, "start"),
+        f'<rect x="{left + 500}" y="16" width="24" height="14" fill="{FILL}" stroke="{LINE}"/>',
+        text(left + 532, 28, "training goes on, not yet durable", 13, "start"),
+    ]
+    for number, contender in enumerate(contenders):
+        y = top + row * number
+        stall, durable = float(contender.stall) * scale, float(contender.durable) * scale
+        parts.append(text(14, y + 17, contender.name, 14, "start", "bold"))
+        parts.append(f'<rect x="{left}" y="{y}" width="{durable:g}" height="{bar}" fill="{FILL}" stroke="{LINE}"/>')
+        parts.append(f'<rect x="{left}" y="{y}" width="{stall:g}" height="{bar}" fill="{STALL}"/>')
+        words = f"stands still {contender.stall} s, durable after {contender.durable} s"
+        parts.append(text(left, y + bar + 16, words, 13, "start"))
+    return document(right + 20, top + row * len(contenders), "A save as a timeline", parts)
+
+
+def timeline_image() -> str:
+    """The README's line that shows the timeline; the text in it is for those who see no picture."""
+    saved, contenders = timings()
+    said = "; ".join(f"{each.name}: {each.stall} s, {each.durable} s" for each in contenders)
+    return f"![One save ({saved}): how long training stands still, and when it is durable. {said}](docs/timeline.svg)"
+
+
 def table(steps: Sequence[Step]) -> str:
     rows = ["| step | thread | what happens | where |", "| --- | --- | --- | --- |"]
     for number, step in enumerate(steps, 1):
@@ -384,24 +437,27 @@ def table(steps: Sequence[Step]) -> str:
     return "\n".join(rows)
 
 
-def filled(page: str) -> str:
-    """architecture.md with the tables of today."""
-    for name, steps in SEQUENCES.items():
+def filled(path: pathlib.Path, pieces: Dict[str, str]) -> str:
+    """The page with the pieces of today, each between the marks of its name."""
+    page = path.read_text()
+    for name, piece in pieces.items():
         begin, end = f"<!-- docs/pictures.py: begin {name} -->", f"<!-- docs/pictures.py: end {name} -->"
         marked = re.compile(f"{begin}\n.*?{end}", re.DOTALL)
-        page, count = marked.subn(f"{begin}\n{table(steps)}\n{end}".replace("\\", r"\\"), page)
+        page, count = marked.subn(lambda _, to=f"{begin}\n{piece}\n{end}": to, page)
         if count != 1:
-            raise SystemExit(f"docs/architecture.md has {count} places for the table of a {name}, and not one")
+            raise SystemExit(f"{path.name} has {count} places for {name}, and not one")
     return page
 
 
 def outputs() -> Dict[pathlib.Path, str]:
-    page = DOCS / "architecture.md"
+    readme, page = DOCS.parent / "README.md", DOCS / "architecture.md"
     return {
+        DOCS / "timeline.svg": timeline(),
+        readme: filled(readme, {"timeline": timeline_image()}),
         DOCS / "layers.svg": layers(),
         DOCS / "save.svg": sequence("A save, step by step", SAVE),
         DOCS / "restore.svg": sequence("A restore, step by step", RESTORE),
-        page: filled(page.read_text()),
+        page: filled(page, {name: table(steps) for name, steps in SEQUENCES.items()}),
     }
 
 

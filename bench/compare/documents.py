@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import pathlib
 import re
+import subprocess
+import sys
 from typing import List
 
 from bench.compare import report
 from bench.compare.figures import Comparison
 from bench.compare.plot import plot
 
-README, PERFORMANCE, PICTURE = "README.md", "docs/performance.md", "docs/compare.svg"
+PERFORMANCE, PICTURE = "docs/performance.md", "docs/compare.svg"
 BEGIN, END = "<!-- tools/bench compare: begin -->", "<!-- tools/bench compare: end -->"
 
 
 def write(root: pathlib.Path, comparisons: List[Comparison]) -> None:
     """comparisons: of all workloads."""
-    first = comparisons[0]
-    replace_figures(root / README, f"{report.caption(first)}\n\n{report.markdown(first, report.SHORT)}")
-    tables = [f"{report.caption(each)}\n\n{report.markdown(each, report.LONG)}" for each in comparisons]
+    tables = [f"{report.caption(each)}\n\n{report.markdown(each, report.COLUMNS)}" for each in comparisons]
     replace_figures(root / PERFORMANCE, "\n\n".join([report.describe_machine(root), *tables]))
     plot(comparisons, root / PICTURE)
+    subprocess.run([sys.executable, str(root / "docs/pictures.py")], check=True)  # The README's timeline has their figures.
 
 
 def replace_figures(document: pathlib.Path, text: str) -> None:

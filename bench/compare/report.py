@@ -59,14 +59,7 @@ def _describe_copy(comparison: Comparison) -> str:
 # ---- tables ----------------------------------------------------------------------------------------------
 
 Cell = Callable[[Figures], str]
-SHORT: Dict[str, str] = {
-    "stall": "stall",
-    "durable": "durable after",
-    "lost": "training time lost",
-    "cold": "restore, cold",
-    "cpu": "CPU-s/GB",
-}
-LONG: Dict[str, str] = {
+COLUMNS: Dict[str, str] = {
     "first": "first stall",
     "stall": "stall",
     "done": "says done after",
@@ -112,8 +105,8 @@ def caption(comparison: Comparison) -> str:
 
 
 def text(comparison: Comparison) -> str:
-    header = ["", *LONG.values(), "not synced then"]
-    rows = _cells(comparison, LONG, lambda cell: f"*{cell}")
+    header = ["", *COLUMNS.values(), "not synced then"]
+    rows = _cells(comparison, COLUMNS, lambda cell: f"*{cell}")
     for row, figures in zip(rows, comparison.figures.values()):
         row.append(figures.unsynced or "-")
     widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]

@@ -123,8 +123,8 @@ def test_links_lead_somewhere(document: pathlib.Path) -> None:
     assert not broken
 
 
-def test_readme_has_at_most_a_thousand_words() -> None:
-    assert len((ROOT / "README.md").read_text().split()) <= 1000
+def test_readme_has_at_most_800_words() -> None:
+    assert len((ROOT / "README.md").read_text().split()) <= 800
 
 
 def test_docs_readme_links_every_page() -> None:
