@@ -179,10 +179,10 @@ void NodesRun::BindRoot() {
                    {keys.SaveState(newest_)}, {keys.AttemptInRoot()}, {keys.Head(highest_attempt_)},
                    {UsesOfOwner(), true}};
     swap.held = {node_->Held()};
-    swap.decide =
-        [keys, refused, run = root_.id, here = RootOf(root_), newest = newest_, known = highest_,
-         term = highest_term_, attempt = highest_attempt_, bound = options_.bound,
-         uses = UsesOfOwner()](const CompareAndSwap::Found& found) -> std::vector<etcdserverpb::RequestOp> {
+    swap.decide = [keys, refused, run = root_.id, here = RootOf(root_), newest = newest_, known = highest_,
+                   term = highest_term_, attempt = highest_attempt_, is_registering = saves_ == nullptr,
+                   bound = options_.bound, uses = UsesOfOwner()](
+                      const CompareAndSwap::Found& found) -> std::vector<etcdserverpb::RequestOp> {
       *refused = CheckRunRoot(run, here, found[1]);
       if (refused->ok() && found[1].empty()) *refused = ckptd::CheckUse(here.uid(), found[6], bound);
       if (!refused->ok()) return {};
@@ -202,17 +202,19 @@ void NodesRun::BindRoot() {
         last_term.set_term(term);
         operations.push_back(Put(keys.Term(), last_term.SerializeAsString()));
       }
-      auto in_root = FirstOf<ledger::v1::ActiveAttempt>(found[4]);
-      if (found[5].empty() && in_root.attempt() < attempt) {
-        in_root.set_attempt(attempt);
-        operations.push_back(Put(keys.AttemptInRoot(), in_root.SerializeAsString()));
-      }
       auto last = FirstOf<ledger::v1::LastSequence>(found[0]);
       // A save that is a checkpoint, and that etcd would give to ranks once more: it is not the last one any
       // more.
       const SaveState::Phase phase = FirstOf<SaveState>(found[3]).phase();
       const bool is_behind = phase == SaveState::OPEN || phase == SaveState::PROPOSED;
       const int64_t highest = is_behind ? std::max(known, newest + 1) : known;
+      // A save that etcd has not heard of, so it may not have heard of all ranks of that attempt either.
+      const bool was_taken_back = is_registering && last.sequence() < highest;
+      auto in_root = FirstOf<ledger::v1::ActiveAttempt>(found[4]);
+      if ((found[5].empty() || was_taken_back) && in_root.attempt() < attempt) {
+        in_root.set_attempt(attempt);
+        operations.push_back(Put(keys.AttemptInRoot(), in_root.SerializeAsString()));
+      }
       if (last.sequence() >= highest) return operations;
       last.set_sequence(highest);
       operations.push_back(Put(keys.Sequence(), last.SerializeAsString()));

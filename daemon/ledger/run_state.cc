@@ -76,7 +76,9 @@ void RunState::Read(const etcdserverpb::KeyValue& pair) {
   } else if (pair.key() == keys_.AttemptInRoot()) {
     ledger::v1::ActiveAttempt in_root;
     in_root.ParseFromString(pair.value());
-    LaunchOf(in_root.attempt());  // Of a launch that nobody knows any more.
+    in_root_ = in_root.attempt();
+    LaunchOf(
+        in_root_);  // Of a launch that nobody knows any more, or of one whose ranks were partly forgotten.
   } else if (pair.key() == keys_.Sequence()) {
     ledger::v1::LastSequence last;
     last.ParseFromString(pair.value());
@@ -237,10 +239,12 @@ std::vector<RequestOp> RunState::LivingChanges(const Living& living, int64_t lea
 }
 
 LocalLedger LedgerFrom(const RunState& state) {
-  return LocalLedger(state.record(), 0,
+  LocalLedger ledger(state.record(), 0,
                      [](const storage::v1::RunRecord&, absl::AnyInvocable<void(absl::Status)> written) {
                        written(absl::OkStatus());
                      });
+  ledger.CloseAttempts(state.in_root());
+  return ledger;
 }
 
 }  // namespace ckptd

@@ -37,6 +37,8 @@ class RunState {
   // The processes of other nodes whose session is open.
   const Living& living_elsewhere() const { return living_elsewhere_; }
   int64_t active() const { return active_; }
+  // The newest attempt that has saved a checkpoint of the root, as LedgerKeys::AttemptInRoot says.
+  int64_t in_root() const { return in_root_; }
   // Where the marks of damage were read.
   bool IsDamaged(int64_t sequence) const { return damaged_.contains(sequence); }
 
@@ -63,7 +65,7 @@ class RunState {
   std::map<std::pair<int64_t, std::string>, std::vector<int>> ranks_of_nodes_;  // By attempt and node.
   Living living_here_, living_elsewhere_;
   std::set<int64_t> damaged_;  // Sequences.
-  int64_t active_ = 0;
+  int64_t active_ = 0, in_root_ = 0;
 };
 
 // It decides in memory, and answers at once: what it has decided is written elsewhere.

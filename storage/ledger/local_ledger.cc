@@ -134,17 +134,18 @@ absl::StatusOr<int64_t> LocalLedger::JoinNow(const JoinSpec& spec) {
   }
 
   auto holder = newest_generation->instances().find(spec.rank);
-  if (holder == newest_generation->instances().end()) return Bind(*newest_generation, spec);
-  if (IsHeldByOther(holder->second, spec)) {
+  const bool is_known = holder != newest_generation->instances().end();
+  if (!is_known && newest_generation->attempt() > closed_through_) return Bind(*newest_generation, spec);
+  if (is_known && IsHeldByOther(holder->second, spec)) {
     return MakeError(
         absl::StatusCode::kAlreadyExists, "RANK_TAKEN",
         absl::StrCat("rank ", spec.rank, " of attempt ", newest_generation->attempt(),
                      " belongs to another process that still runs; give each process its own rank"),
         {{"ranks", absl::StrCat(spec.rank)}});
   }
-  // The rank's process has ended. In the newest launch its successor starts a new attempt. In an older launch
-  // it may do neither: a new attempt would fence the newer launch, and the old attempt may have gone far
-  // beyond what it once resumed from.
+  // The rank's process has ended, or is forgotten. In the newest launch its successor starts a new attempt.
+  // In an older launch it may do neither: a new attempt would fence the newer launch, and the old attempt may
+  // have gone far beyond what it once resumed from.
   if (newest_generation->attempt() < newest_attempt) {
     return MakeError(absl::StatusCode::kFailedPrecondition, "FENCED",
                      absl::StrCat("the process of rank ", spec.rank,

@@ -31,6 +31,9 @@ class LocalLedger : public Ledger {
   void Admit(int64_t attempt, Answer<absl::StatusOr<int64_t>> answer) override;
   void RaiseSequence(int64_t found) override;
   void RaiseAttempt(int64_t found) override;
+  // Processes that none of the attempts up to this one knows join none of them: their launch gets a new
+  // attempt.
+  void CloseAttempts(int64_t through) { closed_through_ = through; }
   void AdmitAdopted(int64_t above, int64_t below, int64_t more,
                     Answer<absl::StatusOr<int64_t>> answer) override;
   void Commit(int64_t sequence, Answer<absl::Status> answer) override;
@@ -75,6 +78,7 @@ class LocalLedger : public Ledger {
   // What is on disk: the attempts that have acted, and for each attempt how many bindings of processes were
   // written, beside how many were made. (0 of 0: the record is as it was found.)
   std::set<int64_t> acted_;
+  int64_t closed_through_ = 0;
   std::map<int64_t, int64_t> bound_, bound_on_disk_;
   std::map<int64_t, int> activating_;  // For each attempt, the writes in flight that say that it acts.
   std::map<int64_t, std::vector<Answer<absl::StatusOr<ResumeChoice>>>> deciding_;

@@ -2039,6 +2039,22 @@ TEST_P(NodesRunContract, LaunchJoinsAgainAlsoAfterAnAttemptThatEtcdHasForgotten)
   }
 }
 
+// Ranks of this launch may have saved what is in the root: an attempt, a tag and an ordinal name a save.
+TEST_P(NodesRunContract, RankThatARestoredEtcdHasForgottenDoesNotJoinAnAttemptThatHasSaved) {
+  EXPECT_EQ(Join(all_[0], "launch2").value_or(-1), 2);
+  for (Node& node : all_) Kill(node);
+  root_.tags["step_1"] = 1;
+  root_.attempts[1] = 2;
+  for (Node& node : all_) Start(node);
+  EXPECT_EQ(Join(all_[1], "launch2").value_or(-1), 3);
+  Ledger::JoinSpec again = SpecOf(all_[0], "launch2", kNodes);
+  again.instance += " again";
+  const auto attempt =
+      Ask<absl::StatusOr<int64_t>>([&](auto done) { all_[0].run->ledger()->Join(again, std::move(done)); });
+  EXPECT_EQ(attempt.value_or(-1), 3) << attempt.status();
+  EXPECT_EQ(Join(all_[2], "launch2").value_or(-1), 3);
+}
+
 TEST_P(NodesRunContract, TermsComeAfterThoseThatTheRootHas) {
   for (Node& node : all_) Kill(node);
   root_.highest_term = 41;  // A record of a lower term would not count.
