@@ -68,6 +68,25 @@ def test_connected_run_keeps_the_daemon_that_another_process_started(folder: str
     until(lambda: not alive(pid), "the daemon's end, because nobody is connected any more")
 
 
+def test_joining_warns_of_another_pool_only_if_it_is_not_what_was_asked_in_whole_segments(
+    folder: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = (200 << 20) + 12345  # A quarter of a machine's memory is no whole number of segments either.
+    with ckptd.LocalDaemon(folder + "/p", pool_bytes=asked), ckptd.LocalDaemon(folder + "/p", pool_bytes=asked) as joined:
+        assert joined.pool_bytes == 200 << 20
+        assert not caplog.records
+        ckptd.LocalDaemon(folder + "/p", pool_bytes=400 << 20).start().stop()
+    assert [record.getMessage().partition(" runs with ")[2] for record in caplog.records] == [
+        f"pool_bytes={200 << 20}, as its first user asked; pool_bytes={400 << 20} counts when it is started anew"
+    ]
+
+
+def test_job_that_finds_no_daemon_is_told_how_to_have_one_without_root(folder: str) -> None:
+    with pytest.raises(ckptd.Unavailable) as refused:
+        ckptd.connect(f"unix:{folder}/none.sock")
+    assert "python -m ckptd --local" in str(refused.value) and "$CKPTD_ENDPOINT" in str(refused.value)
+
+
 def test_killed_daemon_is_started_again_by_who_needs_it(folder: str, root: str) -> None:
     with ckptd.LocalDaemon(folder + "/p", pool_bytes=64 << 20) as daemon, ckptd.connect(daemon.endpoint) as client:
         run = client.run(root, rank=0, world_size=1)

@@ -252,8 +252,8 @@ class LocalDaemon:
 
     def _take_over_settings(self, status: Any) -> None:
         """The daemon runs with the settings of whoever started it."""
-        running = int(status.pool.total_bytes)
-        if running != self.pool_bytes:
+        running, segment = int(status.pool.total_bytes), max(1, int(status.pool.segment_bytes))
+        if running != self.pool_bytes // segment * segment:  # The daemon rounds down to whole segments.
             _log.warning(
                 "ckptd: the daemon of %s runs with pool_bytes=%d, as its first user asked; pool_bytes=%d counts when it is "
                 "started anew",

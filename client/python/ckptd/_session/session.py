@@ -222,8 +222,8 @@ class Session:
                 reason="EACCES",
             )
         return errors.Unavailable(
-            f"no ckptd answers at {self.endpoint} ({why}); start one (systemctl start ckptd, or ckptd.LocalDaemon), or set "
-            "$CKPTD_ENDPOINT",
+            f"no ckptd answers at {self.endpoint} ({why}); start one (systemctl start ckptd; without root: ckptd.LocalDaemon, or "
+            "python -m ckptd --local DIR in a terminal), or set $CKPTD_ENDPOINT to the one that runs",
             reason="UNAVAILABLE",
         )
 
