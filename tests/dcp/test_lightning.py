@@ -1,5 +1,6 @@
 """Lightning's Trainer with ckptd's CheckpointIO."""
 
+import importlib.util
 import json
 import os
 import shutil
@@ -90,6 +91,51 @@ def start(daemon):
 @pytest.fixture(scope="module")
 def trainer(start):
     return start()
+
+
+@pytest.fixture(scope="module")
+def unified(tmp_path_factory):
+    """A folder with the distribution `lightning`, which has the modules of pytorch_lightning under other names."""
+    folder = tmp_path_factory.mktemp("unified")
+    (folder / "lightning").mkdir()
+    (folder / "lightning/__init__.py").touch()
+    for stock, name in (("pytorch_lightning", "pytorch"), ("lightning_fabric", "fabric")):
+        origin = os.path.dirname(importlib.util.find_spec(stock).origin)
+        made = shutil.copytree(origin, folder / "lightning" / name, ignore=shutil.ignore_patterns("__pycache__"))
+        for path in made.rglob("*.py"):
+            text = path.read_text().replace("pytorch_lightning", "lightning.pytorch")
+            path.write_text(text.replace("lightning_fabric", "lightning.fabric"))
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    "imports",
+    [
+        "import ckptd.lightning; import lightning.pytorch as pl",
+        "import lightning.pytorch as pl; import ckptd.lightning",
+        "import pytorch_lightning; import ckptd.lightning; import lightning.pytorch as pl",
+        "import lightning.pytorch; import ckptd.lightning; import pytorch_lightning as pl",
+    ],
+)
+def test_plugin_serves_the_name_of_lightning_that_the_trainer_has_whatever_is_imported_first(daemon, root, unified, imports):
+    package = "pytorch_lightning" if "pytorch_lightning as pl" in imports else "lightning.pytorch"
+    before = "import pytorch_lightning as pl, signal\nfrom pytorch_lightning.callbacks"
+    assert before in IMPORTS
+    environment = {
+        "CKPTD_TEST_IMPORTS": IMPORTS.replace(before, f"import signal\n{imports}\nfrom {package}.callbacks"),
+        "PYTHONPATH": os.pathsep.join([unified, *filter(None, [os.environ.get("PYTHONPATH")])]),
+    }
+    process = Trainer(daemon.endpoint, environment)
+    try:
+        process.do(f"weights = fit({root!r}, 4)[0]", 200)
+        assert checkpoints(root) == ["step=4.ckpt"] and committed(root) == ["step=4.ckpt"]
+        assert process.do(f"weights_in({root!r} + '/step=4.ckpt') == weights")
+        assert process.do(f"fit({root!r}, 6, resume={root!r} + '/step=4.ckpt')[1]", 200) == root + "/step=6.ckpt"
+        wrapped = f"{package}.plugins.io.AsyncCheckpointIO(ckptd.lightning.CheckpointIO())"
+        error = process.fails(f"import {package}.plugins.io\nfit_with({root!r}, 1, io={wrapped})", 200)
+        assert "leave AsyncCheckpointIO out" in str(error)
+    finally:
+        process.close()
 
 
 def checkpoints(root):
@@ -251,6 +297,19 @@ def test_link_to_the_last_checkpoint_never_leads_to_nothing_and_is_resumed_from(
         steps = 5 if resume == "last" else 6
         assert trainer.do(f"fit_with({root!r}, {steps}, resume={resume!r}, {options}).global_step", 120) == steps
         assert os.path.isfile(root + "/last.ckpt")
+
+
+def test_link_does_not_go_back_when_an_older_save_is_heard_of_after_a_newer_one(trainer, root):
+    trainer.do(
+        f"flying = {{{root!r} + '/' + name for name in ('a', 'b', 'c')}}; last = {root!r} + '/last.ckpt'\n"
+        "for path in [*flying, last]: open(path, 'w').close()\n"
+        "io = ckptd.lightning.CheckpointIO(); io._is_in_flight = lambda path: path in flying\n"
+        f"for name in 'abc': io.link({root!r} + '/' + name, last)"
+    )
+    for ended, leads_to in (("b", "b"), ("a", "b"), ("c", "c")):  # Saves are committed in order; their answers may overtake.
+        trainer.do(f"flying.remove({root!r} + '/{ended}'); io._settle()")
+        assert os.readlink(root + "/last.ckpt") == leads_to
+    assert trainer.do("io._links") == {}
 
 
 def test_link_stays_where_it_was_if_the_new_checkpoint_fails(trainer, root):

@@ -7,6 +7,7 @@ For strategies whose rank 0 saves the whole state, such as DDP. docs/dcp.md has 
 
 import concurrent.futures
 import contextlib
+import functools
 import importlib
 import logging
 import os
@@ -34,9 +35,20 @@ _ADMISSION_SECONDS = 120.0
 _MAX_FAILURES = 100  # As Run.failures().
 _HPC = "hpc_ckpt_"  # Begins the names of checkpoints after which Lightning asks SLURM to end the job.
 
-# One distribution has both names; a plugin must be of the one that the job uses.
-_name = "lightning.pytorch" if "lightning.pytorch" in sys.modules else "pytorch_lightning"
-_io: Any = importlib.import_module(f"{_name}.plugins.io")
+# Lightning is published under two names, with the same classes in each. The plugin is built on either, and registers with the
+# one that the Trainer is of (_replace_methods), which may be imported later.
+_NAMES = ("lightning.pytorch", "pytorch_lightning")
+
+
+def _import_base() -> Any:
+    loaded = [name for name in _NAMES if name in sys.modules]
+    for name in [*loaded, *_NAMES]:
+        with contextlib.suppress(ModuleNotFoundError):
+            return importlib.import_module(f"{name}.plugins.io")
+    raise ImportError("ckptd.lightning needs Lightning: install lightning or pytorch-lightning")
+
+
+_io: Any = _import_base()
 
 process = Process("lightning")
 configure = process.configure  # See Process.configure.
@@ -430,15 +442,19 @@ class CheckpointIO(_io.TorchCheckpointIO):  # type: ignore[misc]
                 raise saving.error
 
     def _update_links(self) -> None:
-        """Makes the links to those checkpoints that are no longer in flight; not to those that have failed."""
+        """Makes the links to those checkpoints that are no longer in flight; not to those that have failed.
+
+        Other threads hear of commits, not always in their order: a link never goes back to an older checkpoint.
+        """
         for linkpath, paths in list(self._links.items()):
             ended = [path for path in paths if not self._is_in_flight(path)]
-            self._links[linkpath] = [path for path in paths if path not in ended]
+            there = [number for number, path in enumerate(paths) if path in ended and os.path.exists(path)]
+            newer = paths[there[-1] + 1 :] if there else paths
+            self._links[linkpath] = [path for path in newer if path not in ended]
             if not self._links[linkpath]:
                 del self._links[linkpath]
-            there = [path for path in ended if os.path.exists(path)]
             if there:
-                _lightning_files.make_symbolic_link(there[-1], linkpath)
+                _lightning_files.make_symbolic_link(paths[there[-1]], linkpath)
             elif ended:
                 _log.warning("ckptd: %s is not a checkpoint, so %s stays as it is", ended[-1], linkpath)
 
@@ -513,62 +529,81 @@ def _names_of(callback: Any) -> List[str]:
 
 # ---- the methods of Lightning that look at the disk for what may be in flight. They do as before without this plugin.
 
-_stock: Dict[str, Any] = {}
+_replaced: Set[str] = set()  # The names under which Lightning has the methods below.
 
 
 def _replace_methods() -> None:
-    """Replaces them, once."""
-    callback = importlib.import_module(f"{_name}.callbacks").ModelCheckpoint
-    trainer = importlib.import_module(_name).Trainer
-    for kind, name, method in (
+    """Replaces them, once for each name under which Lightning is imported, and makes the plugin one of its plugins."""
+    for name in _NAMES:
+        if name in sys.modules and name not in _replaced:
+            _replace_methods_of(name)
+            _replaced.add(name)
+
+
+def _replace_methods_of(package: str) -> None:
+    callback = importlib.import_module(f"{package}.callbacks").ModelCheckpoint
+    trainer = importlib.import_module(package).Trainer
+    importlib.import_module(f"{package}.plugins.io").CheckpointIO.register(CheckpointIO)
+    replacements = (
         (callback, "file_exists", _file_exists),
-        (callback, "_link_checkpoint", staticmethod(_link_checkpoint)),
+        (callback, "_link_checkpoint", _link_checkpoint),
         (callback, "_find_last_checkpoints", _find_last_checkpoints),
         (callback, "setup", _set_up),
         (trainer, "save_checkpoint", _save_checkpoint),
         (trainer, "_run_stage", _run_stage),
-    ):
-        if name in _stock:
-            continue
+    )
+    for kind, name, _ in replacements:
         if not callable(getattr(kind, name, None)):
             raise RuntimeError(
                 f"this version of Lightning has no {kind.__name__}.{name}: ckptd.lightning was tested with 2.6.6; leave the plugin "
                 "out, or install that"
             )
-        _stock[name] = getattr(kind, name)
-        setattr(kind, name, method)
+    for kind, name, method in replacements:
+        replaced = _with_stock(method, getattr(kind, name))
+        setattr(kind, name, staticmethod(replaced) if name == "_link_checkpoint" else replaced)
 
 
-def _file_exists(callback: Any, filepath: Any, trainer: Any) -> bool:
+def _with_stock(method: Any, stock: Any) -> Any:
+    """Returns a function that calls method with the stock one before its own arguments."""
+
+    @functools.wraps(stock)
+    def replaced(*args: Any, **options: Any) -> Any:
+        return method(stock, *args, **options)
+
+    return replaced
+
+
+def _file_exists(stock: Any, callback: Any, filepath: Any, trainer: Any) -> bool:
     plugin = _plugin_of(trainer)
     if plugin is None:
-        return bool(_stock["file_exists"](callback, filepath, trainer))
+        return bool(stock(callback, filepath, trainer))
     return bool(trainer.strategy.reduce_boolean_decision(trainer.is_global_zero and plugin.exists(filepath), all=False))
 
 
-def _link_checkpoint(trainer: Any, filepath: str, linkpath: str) -> None:
+def _link_checkpoint(stock: Any, trainer: Any, filepath: str, linkpath: str) -> None:
     plugin = _plugin_of(trainer)
     if plugin is None:
-        _stock["_link_checkpoint"](trainer, filepath, linkpath)
+        stock(trainer, filepath, linkpath)
         return
     if trainer.is_global_zero and os.path.abspath(filepath) != os.path.abspath(linkpath):
         plugin.link(filepath, linkpath)
     trainer.strategy.barrier()
 
 
-def _find_last_checkpoints(callback: Any, trainer: Any) -> Any:
+def _find_last_checkpoints(stock: Any, callback: Any, trainer: Any) -> Any:
     """Stands for the method that looks on the disk for what ``ckpt_path="last"`` means, before the callback is set up."""
     plugin = _plugin_of(trainer)
     folder = callback._ModelCheckpoint__resolve_ckpt_dir(trainer)
     if plugin is not None and not _is_remote(folder):
         plugin.repair(os.path.realpath(folder))
-    return _stock["_find_last_checkpoints"](callback, trainer)
+    return stock(callback, trainer)
 
 
-def _set_up(callback: Any, trainer: Any, module: Any, stage: str) -> None:
-    _stock["setup"](callback, trainer, module, stage)
+def _set_up(stock: Any, callback: Any, trainer: Any, module: Any, stage: str) -> None:
+    stock(callback, trainer, module, stage)
     plugin = _plugin_of(trainer)
-    if isinstance(trainer.strategy.checkpoint_io, _io.AsyncCheckpointIO) and plugin is not None:
+    stock_async = tuple(importlib.import_module(f"{package}.plugins.io").AsyncCheckpointIO for package in _replaced)
+    if isinstance(trainer.strategy.checkpoint_io, stock_async) and plugin is not None:
         raise errors.invalid(
             "ckptd.lightning.CheckpointIO is in an AsyncCheckpointIO, which begins saves later, so that several would get one "
             "name: leave AsyncCheckpointIO out; a save through ckptd returns after one copy anyway"
@@ -577,19 +612,19 @@ def _set_up(callback: Any, trainer: Any, module: Any, stage: str) -> None:
         plugin.set_up(callback, trainer.is_global_zero)
 
 
-def _save_checkpoint(trainer: Any, filepath: Any, *args: Any, **options: Any) -> None:
+def _save_checkpoint(stock: Any, trainer: Any, filepath: Any, *args: Any, **options: Any) -> None:
     """Stands for Trainer.save_checkpoint: outside of fit(), and before SLURM ends the job, nothing waits for the save later."""
-    _stock["save_checkpoint"](trainer, filepath, *args, **options)
+    stock(trainer, filepath, *args, **options)
     if trainer.state.status != "running" or os.path.basename(filepath).startswith(_HPC):
         _await_files(trainer, filepath)
 
 
-def _run_stage(trainer: Any) -> Any:
+def _run_stage(stock: Any, trainer: Any) -> Any:
     """Stands for the method that trains, after the checkpoint to go on from has been loaded: its end waits for the saves."""
     plugin = _plugin_of(trainer)
     if plugin is not None and trainer.state.fn == "fit" and trainer.is_global_zero:
         plugin.remove_leftovers(trainer.ckpt_path)
-    found = _stock["_run_stage"](trainer)
+    found = stock(trainer)
     if trainer.state.fn == "fit":
         _await_files(trainer)
     return found
