@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/ckptctl/daemon_call.h"
+#include "client/ckptctl/disk_root.h"
 #include "client/ckptctl/json.h"
 #include "client/ckptctl/names.h"
 #include "client/ckptctl/render.h"
@@ -30,7 +31,64 @@ absl::StatusOr<v1::Level> ParseLevel(const std::string& text) {
 }
 
 void Print(const Context& context, const v1::Checkpoint& checkpoint) {
-  *context.out << (context.json ? ToJson(checkpoint) : RenderCheckpoint(checkpoint, NowMicros()));
+  if (context.json) {
+    *context.out << ToJson(checkpoint);
+  } else {
+    WriteText(context, RenderCheckpoint(checkpoint, NowMicros()));
+  }
+}
+
+void Print(const Context& context, const v1::ForeignCheckpoint& foreign) {
+  *context.out << (context.json ? ToJson(foreign) : RenderForeign(foreign, NowMicros()));
+}
+
+// Reads a root from disk that `unserved` says a daemon could not be asked about. Returns `unserved` if it is
+// wrong usage, or if `path` is no root that this process can find.
+absl::StatusOr<DiskRoot> ReadUnserved(const Context& context, const std::string& path,
+                                      const absl::Status& unserved) {
+  if (absl::IsInvalidArgument(unserved) || path.starts_with("runs/")) return unserved;
+  absl::StatusOr<DiskRoot> root = ReadDiskRoot(path);
+  const bool is_unknown = ReasonOf(unserved) == "UNKNOWN_RUN";
+  if (is_unknown && absl::IsNotFound(root.status())) return unserved;  // It names the runs that there are.
+  if (!root.ok()) return root.status();
+  *context.err << "ckptctl: read " << Printable(root->path) << " from disk, without saves in flight: "
+               << (is_unknown ? "the daemon does not know it" : OneLine(std::string(unserved.message())))
+               << "\n";
+  return root;
+}
+
+// Asks the daemon for its runs. `rpc` is null if this fails before the call.
+absl::StatusOr<v1::ListRunsResponse> AskForRuns(const Context& context, std::unique_ptr<client::Rpc>* rpc) {
+  CKPTD_ASSIGN_OR_RETURN(*rpc, Connect(context));
+  return (*rpc)->ListRuns(CallTimeout(context));
+}
+
+absl::StatusOr<ExitCode> ListFromDisk(const Context& context, const DiskRoot& root) {
+  if (context.json) {
+    *context.out << ToJson(root.checkpoints);
+  } else {
+    WriteText(context, absl::StrCat(Printable(root.path), "  (uid ", root.uid, ")\n",
+                                    RenderCheckpoints(root.checkpoints, NowMicros())));
+  }
+  return kOk;
+}
+
+// `name` is ROOT/TAG of a root that the daemon does not serve, for the reason `unserved`.
+absl::StatusOr<ExitCode> DescribeFromDisk(const Context& context, std::string name,
+                                          const absl::Status& unserved) {
+  while (name.size() > 1 && name.back() == '/') name.pop_back();
+  const size_t slash = name.rfind('/');
+  if (slash == std::string::npos) return unserved;
+  const std::string path = slash == 0 ? "/" : name.substr(0, slash), tag = name.substr(slash + 1);
+  CKPTD_ASSIGN_OR_RETURN(const DiskRoot root, ReadUnserved(context, path, unserved));
+  for (const v1::ForeignCheckpoint& foreign : root.checkpoints.foreign()) {
+    if (foreign.tag() != tag) continue;
+    Print(context, foreign);
+    return kOk;
+  }
+  CKPTD_ASSIGN_OR_RETURN(const v1::Checkpoint checkpoint, DescribeOnDisk(root, tag));
+  Print(context, checkpoint);
+  return kOk;
 }
 
 // Adds all checkpoints of a run, page by page. The daemon looks for foreign ones on the disk, which may hang.
@@ -88,10 +146,19 @@ absl::StatusOr<std::string> Resolve(client::Rpc& rpc, const Context& context, co
   return CheckpointName(runs, name);
 }
 
-absl::StatusOr<ExitCode> ShowStatus(const Context& context) {
+void WriteText(const Context& context, const std::string& text) {
+  *context.out << (context.color ? Highlight(text) : text);
+}
+
+absl::StatusOr<ExitCode> ShowStatus(const Context& context, bool verbose) {
   CKPTD_ASSIGN_OR_RETURN(std::unique_ptr<client::Rpc> rpc, Connect(context));
   CKPTD_ASSIGN_OR_RETURN(v1::Status status, rpc->GetStatus(CallTimeout(context)));
-  *context.out << (context.json ? ToJson(status) : RenderStatus(status, NowMicros()));
+  if (context.json) {
+    *context.out << ToJson(status);
+  } else {
+    WriteText(context,
+              verbose ? RenderStatus(status, NowMicros()) : RenderStatusSummary(status, NowMicros()));
+  }
   return kOk;
 }
 
@@ -103,21 +170,27 @@ absl::StatusOr<ExitCode> ListSessions(const Context& context) {
 }
 
 absl::StatusOr<ExitCode> List(const Context& context, const std::string& run, bool all) {
-  CKPTD_ASSIGN_OR_RETURN(std::unique_ptr<client::Rpc> rpc, Connect(context));
-  CKPTD_ASSIGN_OR_RETURN(v1::ListRunsResponse runs, rpc->ListRuns(CallTimeout(context)));
+  std::unique_ptr<client::Rpc> rpc;
+  absl::StatusOr<v1::ListRunsResponse> asked = AskForRuns(context, &rpc);
   if (!run.empty()) {
-    CKPTD_ASSIGN_OR_RETURN(v1::Run wanted, FindRun(runs, run));
-    runs.clear_runs();
-    *runs.add_runs() = std::move(wanted);
+    absl::StatusOr<v1::Run> wanted = asked.ok() ? FindRun(*asked, run) : asked.status();
+    if (!wanted.ok()) {
+      CKPTD_ASSIGN_OR_RETURN(const DiskRoot root, ReadUnserved(context, run, wanted.status()));
+      return ListFromDisk(context, root);
+    }
+    asked->clear_runs();
+    *asked->add_runs() = *std::move(wanted);
   }
+  CKPTD_ASSIGN_OR_RETURN(const v1::ListRunsResponse runs, std::move(asked));
   v1::ListCheckpointsResponse everything;
   for (const v1::Run& one : runs.runs()) {
     v1::ListCheckpointsResponse checkpoints;
     CKPTD_RETURN_IF_ERROR(AddCheckpoints(*rpc, context, one.name(), all, &checkpoints));
     if (!context.json) {
-      *context.out << (everything.checkpoints().empty() && everything.foreign().empty() ? "" : "\n")
-                   << one.name() << "  " << Printable(one.path()) << "  (uid " << one.uid() << ")\n"
-                   << RenderCheckpoints(checkpoints, NowMicros());
+      WriteText(context,
+                absl::StrCat(everything.checkpoints().empty() && everything.foreign().empty() ? "" : "\n",
+                             one.name(), "  ", Printable(one.path()), "  (uid ", one.uid(), ")\n",
+                             RenderCheckpoints(checkpoints, NowMicros())));
     }
     everything.mutable_checkpoints()->MergeFrom(checkpoints.checkpoints());
     everything.mutable_foreign()->MergeFrom(checkpoints.foreign());
@@ -128,15 +201,18 @@ absl::StatusOr<ExitCode> List(const Context& context, const std::string& run, bo
 }
 
 absl::StatusOr<ExitCode> Describe(const Context& context, const std::string& name) {
-  CKPTD_ASSIGN_OR_RETURN(std::unique_ptr<client::Rpc> rpc, Connect(context));
+  std::unique_ptr<client::Rpc> rpc;
+  const absl::StatusOr<v1::ListRunsResponse> runs = AskForRuns(context, &rpc);
+  const absl::StatusOr<std::string> full_name = runs.ok() ? CheckpointName(*runs, name) : runs.status();
+  if (!full_name.ok()) return DescribeFromDisk(context, name, full_name.status());
   v1::GetCheckpointRequest request;
-  CKPTD_ASSIGN_OR_RETURN(*request.mutable_name(), Resolve(*rpc, context, name));
+  request.set_name(*full_name);
   request.set_view(v1::FULL);
   absl::StatusOr<v1::Checkpoint> checkpoint = rpc->GetCheckpoint(request, CallTimeout(context));
   if (ReasonOf(checkpoint.status()) == "NO_CHECKPOINT") {
     const absl::StatusOr<v1::ForeignCheckpoint> foreign = FindForeign(*rpc, context, request.name());
     if (foreign.ok()) {
-      *context.out << (context.json ? ToJson(*foreign) : RenderForeign(*foreign, NowMicros()));
+      Print(context, *foreign);
       return kOk;
     }
   }
@@ -160,7 +236,7 @@ absl::StatusOr<ExitCode> Wait(const Context& context, const std::string& name, c
   if (context.json) {
     *context.out << ToJson(checkpoint);
   } else {
-    *context.out << Printable(checkpoint.tag()) << " is " << RenderEnd(checkpoint) << "\n";
+    WriteText(context, absl::StrCat(Printable(checkpoint.tag()), " is ", RenderEnd(checkpoint), "\n"));
   }
   return checkpoint.level() >= wanted && checkpoint.level() <= v1::COMMITTED ? kOk : kNotSo;
 }

@@ -22,13 +22,19 @@ struct Context {
   std::ostream* out = nullptr;  // For data.
   std::ostream* err = nullptr;  // For progress and remarks.
   bool live = false;            // Both are terminals: a line may be overwritten.
+  bool color = false;           // `out` is a terminal that shows colors.
 };
 
+// Writes text for people to `out`, in color where that is shown.
+void WriteText(const Context& context, const std::string& text);
+
 // commands.cc
-absl::StatusOr<ExitCode> ShowStatus(const Context& context);
+// A screen, or with `verbose` everything. JSON is always everything.
+absl::StatusOr<ExitCode> ShowStatus(const Context& context, bool verbose);
 absl::StatusOr<ExitCode> ListSessions(const Context& context);
-absl::StatusOr<ExitCode> List(const Context& context, const std::string& run,
-                              bool all);  // `run` may be empty: all runs.
+// `run` may be empty: all runs. A root that the daemon does not know, or that no daemon can be asked about,
+// is read from disk; so is a checkpoint of Describe.
+absl::StatusOr<ExitCode> List(const Context& context, const std::string& run, bool all);
 absl::StatusOr<ExitCode> Describe(const Context& context, const std::string& name);
 absl::StatusOr<ExitCode> Wait(const Context& context, const std::string& name, const std::string& level);
 absl::StatusOr<ExitCode> Abort(const Context& context, const std::string& name, const std::string& message);

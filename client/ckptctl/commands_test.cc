@@ -5,10 +5,12 @@
 #include <google/protobuf/util/json_util.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
 
+#include "ckptd/v1/messages.pb.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "storage/base/crc32c.h"
@@ -154,7 +156,7 @@ TEST_F(CommandsTest, MissingRootIsNotFound) {
 TEST_F(CommandsTest, EveryCommandFailsAtOnceWithoutADaemon) {
   context_.endpoint = "unix:" + (root_ / "no.sock").string();
   for (const absl::StatusOr<ExitCode>& result :
-       {ShowStatus(context_), List(context_, "", false), Describe(context_, "step_1"),
+       {ShowStatus(context_, false), List(context_, "", false), Describe(context_, "step_1"),
         Wait(context_, "step_1", "committed"), Abort(context_, "step_1", ""),
         SetPinned(context_, "step_1", true), Watch(context_, "", true, 0.5)}) {
     ASSERT_FALSE(result.ok());
@@ -163,10 +165,71 @@ TEST_F(CommandsTest, EveryCommandFailsAtOnceWithoutADaemon) {
   }
 }
 
+TEST_F(CommandsTest, ListsAndDescribesARootFromDiskWithoutADaemon) {
+  MakeCheckpoint("step_1", 1);
+  MakeCheckpoint("step_2", 2);
+  MakeCheckpoint("step_3", 3);
+  Write(root_ / "step_3/.ckptd/manifest", "torn");
+  Write(root_ / "foreign/done", "");
+  context_.endpoint = "unix:" + (root_ / "no.sock").string();
+  EXPECT_EQ(*List(context_, root_, false), kOk);
+  EXPECT_THAT(out_.str(),
+              testing::ContainsRegex("^[^\n]+  \\(uid [0-9]+\\)\nTAG [^\n]+\nstep_2 [^\n]+COMMITTED\nstep_1 "
+                                     "[^\n]+COMMITTED\nstep_3 [^\n]+DAMAGED[^\n]+\n"));
+  EXPECT_THAT(err_.str(), AllOf(HasSubstr("from disk"), HasSubstr("no.sock"), testing::EndsWith("\n")));
+  const std::string remark = err_.str();
+  EXPECT_EQ(std::count(remark.begin(), remark.end(), '\n'), 1) << remark;
+  for (const std::string tag : {"step_2", "latest", "step_2/"}) {
+    out_.str("");
+    EXPECT_EQ(*Describe(context_, root_ / tag), kOk) << tag;
+    EXPECT_THAT(out_.str(), AllOf(HasSubstr("/checkpoints/step_2\n"), HasSubstr("dir/model.bin"),
+                                  HasSubstr("4.0 KiB (4100 bytes) in 1 file of 1 rank")));
+  }
+}
+
+TEST_F(CommandsTest, ListFromDiskPrintsTheSameJsonAsADaemon) {
+  MakeCheckpoint("step_1", 7);
+  context_.endpoint = "unix:" + (root_ / "no.sock").string();
+  context_.json = true;
+  EXPECT_EQ(*List(context_, root_, true), kOk);
+  v1::ListCheckpointsResponse list;
+  ASSERT_TRUE(google::protobuf::util::JsonStringToMessage(out_.str(), &list).ok()) << out_.str();
+  ASSERT_EQ(list.checkpoints_size(), 1);
+  EXPECT_EQ(list.checkpoints(0).sequence(), 7);
+  EXPECT_EQ(list.checkpoints(0).level(), v1::COMMITTED);
+  EXPECT_EQ(list.checkpoints(0).directory(), (root_ / "step_1").string());
+}
+
+TEST_F(CommandsTest, SaysThatADirectoryIsNoRootAndNamesTheNearestTag) {
+  context_.endpoint = "unix:" + (root_ / "no.sock").string();
+  EXPECT_EQ(ReasonOf(List(context_, root_, false).status()), "NO_CHECKPOINT");
+  EXPECT_EQ(err_.str(), "");
+  MakeCheckpoint("step_10", 1);
+  const absl::Status near = Describe(context_, root_ / "step_1O").status();
+  EXPECT_EQ(ReasonOf(near), "NO_CHECKPOINT");
+  EXPECT_THAT(std::string(near.message()), HasSubstr("did you mean step_10?"));
+  const absl::Status far = Describe(context_, root_ / "best").status();
+  EXPECT_THAT(std::string(far.message()), HasSubstr("see ckptctl list " + root_.string()));
+  std::filesystem::remove_all(root_ /
+                              ".ckptd");  // Checkpoints that were copied without their root's records.
+  EXPECT_EQ(*List(context_, root_, false), kOk);
+  EXPECT_FALSE(std::filesystem::exists(root_ / ".ckptd"));  // Reading makes nothing.
+}
+
+TEST_F(CommandsTest, ColorsBadStatesOnlyWhereTheyAreShown) {
+  MakeCheckpoint("step_1", 1);
+  Write(root_ / "step_1/.ckptd/manifest", "torn");
+  EXPECT_EQ(*Verify(context_, root_), kNotSo);
+  EXPECT_EQ(out_.str().find('\x1b'), std::string::npos);
+  context_.color = true;
+  EXPECT_EQ(*Verify(context_, root_), kNotSo);
+  EXPECT_THAT(out_.str(), HasSubstr("\x1b[31mDAMAGED\x1b[0m"));
+}
+
 TEST_F(CommandsTest, BadLevelOrEndpointIsAUsageError) {
   EXPECT_EQ(ExitCodeFor(Wait(context_, "step_1", "uploaded").status()), kUsage);
   context_.endpoint = "localhost:80";
-  EXPECT_EQ(ExitCodeFor(ShowStatus(context_).status()), kUsage);
+  EXPECT_EQ(ExitCodeFor(ShowStatus(context_, false).status()), kUsage);
 }
 
 TEST(ExitCodes, MatchTheMeaningOfTheError) {

@@ -50,7 +50,7 @@ void PrintText(const Context& context, const std::string& root, const std::vecto
     table.Add({Word(finding.verdict), finding.subject, finding.what});
     if (!finding.advice.empty()) table.Add({"", "", absl::StrCat("-> ", finding.advice)});
   }
-  *context.out << table.ToString();
+  WriteText(context, table.ToString());
 }
 
 void PrintJson(const Context& context, const std::string& root, const std::vector<Finding>& findings,

@@ -1,12 +1,14 @@
 // ckptctl: the command-line tool to inspect and control a ckptd and its checkpoints. See docs/ckptctl.md.
+#include <grpc/support/log.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
-#include <algorithm>
 #include <csignal>
+#include <cstdlib>
 #include <functional>
 #include <iostream>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -15,6 +17,7 @@
 #include "client/ckptctl/convert.h"
 #include "client/ckptctl/convert_deepspeed.h"
 #include "client/ckptctl/text.h"
+#include "client/ckptctl/usage.h"
 
 namespace ckptd::ctl {
 namespace {
@@ -35,7 +38,7 @@ struct Arguments {
   std::string output = "text", run, name, level = "committed", message, path;
   double timeout = 0, interval = 0.5;
   int64_t sequence = 0;
-  bool all = false, until_idle = false, unverified = false, force = false;
+  bool all = false, verbose = false, until_idle = false, unverified = false, force = false;
   bool there = false, not_there = false;
   RetentionArguments retention;
   ConvertArguments convert;
@@ -52,13 +55,15 @@ CLI::App* Add(CLI::App& app, const std::string& name, const std::string& what, C
 }
 
 void AddLooking(CLI::App& app, const Context& context, Arguments& a, Command* chosen) {
-  Add(app, "status", "Show the daemon, its pool, its runs and what is in flight", chosen,
-      [&] { return ShowStatus(context); });
+  Add(app, "status", "Show the daemon, its pool, its runs and what is in flight", chosen, [&] {
+    return ShowStatus(context, a.verbose);
+  })->add_flag("-v,--verbose", a.verbose, "Show everything, and not one screen");
   Add(app, "sessions", "List the connected processes: which ranks they are, and what memory they hold",
       chosen, [&] { return ListSessions(context); });
   CLI::App* list = Add(app, "list", "List committed checkpoints, newest first", chosen,
                        [&] { return List(context, a.run, a.all); });
-  list->add_option("RUN", a.run, "One run; default: all runs");
+  list->add_option("RUN", a.run,
+                   "One run, or a root that no daemon serves, which is read from disk; default: all runs");
   list->add_flag("--all", a.all, "Include saves in flight and recent failures");
   CLI::App* describe = Add(app, "describe", "Show one checkpoint and its files", chosen,
                            [&] { return Describe(context, a.name); });
@@ -243,35 +248,39 @@ void AddConvert(CLI::App& app, const Context& context, Arguments& a, Command* ch
   AddDsToUniversal(*convert, context, a, chosen);
 }
 
-std::string Hint(const absl::Status& status, ExitCode code) {
+// What to do about an error of `command`, where its message does not say it already.
+std::string Hint(const absl::Status& status, ExitCode code, const std::string& command) {
+  const std::string reason = ReasonOf(status);
   if (code == kUnreachable) return "; is it running, and is this its socket (--endpoint, $CKPTD_ENDPOINT)?";
-  if (ReasonOf(status) == "EACCES")
+  if (reason == "EACCES")
     return "; run this as root, or as a member of the group that owns the socket or directory";
   if (absl::IsPermissionDenied(status)) return "; run this as the run's owner or as root";
+  if (status.message().find("; ") != absl::string_view::npos) return "";
+  if (reason == "ENOENT") return "; check the path";
+  if (reason == "NO_CHECKPOINT" && command == "undelete")
+    return "; ckptctl trash RUN lists what can be brought back";
+  if (reason == "NO_CHECKPOINT" || reason == "UNKNOWN_SAVE")
+    return "; ckptctl list --all shows the checkpoints and saves that there are";
   return "";
 }
 
-// ", did you mean list?" where a word that is no command is close to one.
-std::string DidYouMean(const CLI::App& app, int argc, char** argv) {
-  std::vector<std::string> commands;
-  for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; }))
-    commands.push_back(command->get_name());
-  for (int i = 1; i < argc; ++i) {
-    const std::string word = argv[i];
-    if (word.starts_with("-")) continue;
-    if (std::find(commands.begin(), commands.end(), word) != commands.end()) return "";
-    const std::string near = Nearest(word, commands);
-    if (!near.empty()) return absl::StrCat("; did you mean ", near, "?");
-  }
-  return "";
-}
-
-int Report(const absl::Status& status) {
+int Report(const absl::Status& status, const std::string& command) {
   const ExitCode code = ExitCodeFor(status);
   const std::string reason = ReasonOf(status);
-  std::cerr << "ckptctl: " << Printable(std::string(status.message())) << Hint(status, code)
+  std::cerr << "ckptctl: " << OneLine(std::string(status.message())) << Hint(status, code, command)
             << (reason.empty() ? "" : absl::StrCat(" [", reason, "]")) << "\n";
   return code;
+}
+
+bool IsSet(const char* variable) {
+  const char* const value = std::getenv(variable);
+  return value != nullptr && *value != 0;
+}
+
+// Whether a descriptor is a terminal that can move its cursor and show colors.
+bool IsTerminal(int fd) {
+  const char* const terminal = std::getenv("TERM");
+  return isatty(fd) != 0 && (terminal == nullptr || std::string_view(terminal) != "dumb");
 }
 
 int Main(int argc, char** argv) {
@@ -303,15 +312,15 @@ int Main(int argc, char** argv) {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version.
-    std::cerr << "ckptctl: " << Printable(error.what()) << DidYouMean(app, argc, argv)
-              << "; see ckptctl --help\n";
+    std::cerr << "ckptctl: " << ExplainUsage(app, error, {argv + 1, argv + argc}) << "\n";
     return kUsage;
   }
   context.json = arguments.output == "json";
   if (timeout->count() > 0) context.timeout_seconds = arguments.timeout;
-  context.live = isatty(STDOUT_FILENO) != 0 && isatty(STDERR_FILENO) != 0;
+  context.live = IsTerminal(STDOUT_FILENO) && IsTerminal(STDERR_FILENO);
+  context.color = IsTerminal(STDOUT_FILENO) && !IsSet("NO_COLOR");
   const absl::StatusOr<ExitCode> result = chosen();
-  return result.ok() ? *result : Report(result.status());
+  return result.ok() ? *result : Report(result.status(), app.get_subcommands().front()->get_name());
 }
 
 }  // namespace
@@ -320,5 +329,7 @@ int Main(int argc, char** argv) {
 int main(int argc, char** argv) {
   // Ctrl-C ends `watch` normally. The other commands leave nothing half done.
   std::signal(SIGINT, [](int) { _exit(write(STDOUT_FILENO, "\n", 1) == 1 ? 0 : 1); });
+  // gRPC writes lines of its own to stderr. What fails is in the status of the call.
+  if (!ckptd::ctl::IsSet("GRPC_VERBOSITY")) gpr_set_log_function([](gpr_log_func_args*) {});
   return ckptd::ctl::Main(argc, argv);
 }

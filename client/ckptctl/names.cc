@@ -14,20 +14,19 @@
 namespace ckptd::ctl {
 namespace {
 
-constexpr int kMostRunsShown = 8;
+constexpr int kMostRunsShown = 3;
 
-// A line for each run.
 std::string Known(const v1::ListRunsResponse& runs) {
   if (runs.runs().empty()) return "the daemon has no run that you may see";
-  std::string known = "known runs:";
+  std::string known = "the daemon has ";
   int shown = 0;
   for (const v1::Run& run : runs.runs()) {
-    if (shown++ == kMostRunsShown) break;
-    absl::StrAppend(&known, "\n  ", run.name(), "  ", run.path(), "  (uid ", run.uid(), ")");
+    if (shown == kMostRunsShown) break;
+    absl::StrAppend(&known, shown++ == 0 ? "" : ", ", run.path(), " (", run.name(), ", uid ", run.uid(), ")");
   }
   if (const int more = runs.runs_size() - kMostRunsShown; more > 0)
-    absl::StrAppend(&known, "\n  and ", more, " more, which ckptctl status lists");
-  return absl::StrCat(known, "\n");
+    absl::StrAppend(&known, " and ", more, " more, see ckptctl list");
+  return known;
 }
 
 }  // namespace
@@ -68,6 +67,8 @@ absl::StatusOr<std::string> CheckpointName(const v1::ListRunsResponse& runs, con
   if (name.starts_with("runs/") && name.find("/checkpoints/") != std::string::npos) return name;
   const size_t slash = name.rfind('/');
   const std::string tag = slash == std::string::npos ? name : name.substr(slash + 1);
+  if (tag.empty() && slash > 0 && !FindRun(runs, name.substr(0, slash)).ok())
+    return CheckpointName(runs, name.substr(0, slash));  // "ROOT/TAG/", as a shell completes it.
   if (tag.empty()) {
     return InvalidArgument(absl::StrCat("\"", name, "\" has no tag; write ROOT/TAG"));
   }

@@ -40,6 +40,7 @@ TEST_F(NamesTest, FindsARunByItsNameAndByItsPath) {
   const absl::Status missing = FindRun(runs_, "/data/c").status();
   EXPECT_EQ(ReasonOf(missing), "UNKNOWN_RUN");
   EXPECT_NE(missing.message().find("/data/b"), absl::string_view::npos);  // It says what there is.
+  EXPECT_EQ(missing.message().find('\n'), absl::string_view::npos);
 }
 
 TEST_F(NamesTest, FindsARunByAnyPathToItsRoot) {
@@ -84,6 +85,7 @@ TEST_F(NamesTest, FindsACheckpointByNameByPathAndByTag) {
   Add("1", "/data/a");
   EXPECT_EQ(*CheckpointName(runs_, "runs/7/checkpoints/x"), "runs/7/checkpoints/x");
   EXPECT_EQ(*CheckpointName(runs_, "/data/a/step_1"), "runs/1/checkpoints/step_1");
+  EXPECT_EQ(*CheckpointName(runs_, "/data/a/step_1/"), "runs/1/checkpoints/step_1");
   EXPECT_EQ(*CheckpointName(runs_, "runs/1/step_1"), "runs/1/checkpoints/step_1");
   EXPECT_EQ(*CheckpointName(runs_, "step_1"), "runs/1/checkpoints/step_1");
 }

@@ -11,6 +11,9 @@
 namespace ckptd::ctl {
 namespace {
 
+constexpr size_t kMostRunsInSummary = 15;
+constexpr int kMostTagsInSummary = 3;
+
 std::string Age(const google::protobuf::Timestamp& time, int64_t now_us) {
   return HumanSeconds(static_cast<double>(now_us - UnixMicros(time)) / 1e6);
 }
@@ -72,6 +75,45 @@ std::string Root(const v1::RootProbe& probe) {
 std::string Words(const v1::Damage& damage) {
   const bool named = damage.path().empty() || damage.message().find(damage.path()) != std::string::npos;
   return named ? damage.message() : absl::StrCat("file ", damage.path(), ": ", damage.message());
+}
+
+// What an operator should look at, and the saves in flight. Empty: nothing.
+std::string Attention(const v1::Run& run, int64_t now_us) {
+  std::vector<std::string> parts;
+  if (run.degraded()) parts.push_back("DEGRADED: its file system does not answer");
+  if (run.read_only()) parts.push_back("READ-ONLY: a directory sync failed; the root must be scanned again");
+  if (!run.damaged().empty()) {
+    std::string tags;
+    for (int i = 0; i < std::min(run.damaged_size(), kMostTagsInSummary); ++i)
+      absl::StrAppend(&tags, " ", run.damaged(i).tag());
+    if (const int more = run.damaged_size() - kMostTagsInSummary; more > 0)
+      absl::StrAppend(&tags, " and ", more, " more");
+    parts.push_back(absl::StrCat("DAMAGED:", tags));
+  }
+  for (const v1::Checkpoint& save : run.in_flight()) {
+    parts.push_back(absl::StrCat("saving ", save.tag(), " (", v1::Level_Name(save.level()), ", ",
+                                 Percent(save), ", ", save.missing_ranks().empty() ? "" : Ranks(save) + ", ",
+                                 "for ", Age(save.create_time(), now_us), ")"));
+  }
+  const v1::Checkpoint& failure = run.last_failure();
+  const bool is_past =
+      run.has_latest() && UnixMicros(run.latest().commit_time()) > UnixMicros(failure.create_time());
+  if (run.has_last_failure() && !is_past) {
+    parts.push_back(absl::StrCat("last failure ", failure.tag(), " ", v1::Level_Name(failure.level()),
+                                 failure.error().reason().empty() ? "" : ": ", failure.error().reason(), " (",
+                                 Age(failure.create_time(), now_us), " ago)"));
+  }
+  if (const int warnings = run.probe().warnings_size(); warnings > 0)
+    parts.push_back(Plural(warnings, "warning"));
+  return Printable(absl::StrJoin(parts, "; "));
+}
+
+std::string RenderRunSummary(const v1::Run& run, const std::string& attention, int64_t now_us) {
+  return absl::StrCat(
+      Printable(run.path()), " (uid ", run.uid(),
+      "): ", run.has_latest() ? Printable(absl::StrCat("latest ", Latest(run, now_us), ", ")) : std::string(),
+      Plural(run.checkpoint_count(), "checkpoint"), "\n",
+      attention.empty() ? "" : absl::StrCat("  ", attention, "\n"));
 }
 
 std::string RenderRun(const v1::Run& run, int64_t now_us) {
@@ -159,7 +201,7 @@ std::string RenderSharedRuns(const v1::ClusterStatus& cluster) {
   return any ? text + waiting.ToString(2) : text;
 }
 
-std::string RenderCluster(const v1::ClusterStatus& cluster, int64_t now_us) {
+std::string RenderCluster(const v1::ClusterStatus& cluster, int64_t now_us, bool with_nodes) {
   std::string text = absl::StrCat("node ", Printable(cluster.node()));
   if (cluster.registered()) {
     absl::StrAppend(&text, ", registered for ", Age(cluster.register_time(), now_us));
@@ -173,7 +215,17 @@ std::string RenderCluster(const v1::ClusterStatus& cluster, int64_t now_us) {
   AddLine(&text, "etcd", Members(cluster));
   if (cluster.has_nodes_error())
     AddLine(&text, "nodes", absl::StrCat("unknown: ", ErrorText(cluster.nodes_error())));
-  return absl::StrCat(text, RenderNodes(cluster, now_us), RenderSharedRuns(cluster));
+  if (with_nodes) {
+    absl::StrAppend(&text, RenderNodes(cluster, now_us));
+  } else if (!cluster.nodes().empty()) {
+    AddLine(&text, "nodes", absl::StrCat(cluster.nodes_size(), " registered"));
+  }
+  return absl::StrCat(text, RenderSharedRuns(cluster));
+}
+
+std::string RenderDaemon(const v1::Status& status, int64_t now_us) {
+  return absl::StrCat("ckptd ", status.daemon_version(), ", ", status.state(), " for ",
+                      Age(status.start_time(), now_us), ", ", Plural(status.sessions(), "session"), "\n");
 }
 
 }  // namespace
@@ -189,17 +241,40 @@ std::string RenderEnd(const v1::Checkpoint& checkpoint) {
   return Printable(text);
 }
 
+std::string RenderStatusSummary(const v1::Status& status, int64_t now_us) {
+  const v1::PoolStatus& pool = status.pool();
+  std::string text = RenderDaemon(status, now_us);
+  absl::StrAppend(&text, "pool ", HumanBytes(pool.total_bytes()), ": ", HumanBytes(pool.used_bytes()),
+                  " used, ", HumanBytes(pool.resident_bytes()), " copies of checkpoints, ",
+                  HumanBytes(pool.ready_bytes()), " ready\n");
+  if (status.has_cluster())
+    absl::StrAppend(&text, RenderCluster(status.cluster(), now_us, /*with_nodes=*/false));
+  if (status.runs().empty()) return absl::StrCat(text, "no runs\n");
+  std::vector<std::string> urgent, calm;
+  for (const v1::Run& run : status.runs()) {
+    const std::string attention = Attention(run, now_us);
+    (attention.empty() ? calm : urgent).push_back(RenderRunSummary(run, attention, now_us));
+  }
+  urgent.insert(urgent.end(), calm.begin(), calm.end());
+  const size_t shown = std::min(urgent.size(), kMostRunsInSummary);
+  for (size_t i = 0; i < shown; ++i) text += urgent[i];
+  if (shown < urgent.size()) {
+    absl::StrAppend(&text, "and ", Plural(static_cast<int64_t>(urgent.size() - shown), "more run"),
+                    ": see ckptctl status --verbose\n");
+  }
+  return text;
+}
+
 std::string RenderStatus(const v1::Status& status, int64_t now_us) {
   const v1::PoolStatus& pool = status.pool();
-  std::string text =
-      absl::StrCat("ckptd ", status.daemon_version(), ", ", status.state(), " for ",
-                   Age(status.start_time(), now_us), ", ", Plural(status.sessions(), "session"), "\n");
+  std::string text = RenderDaemon(status, now_us);
   absl::StrAppend(&text, "pool ", HumanBytes(pool.total_bytes()), ": ", HumanBytes(pool.used_bytes()),
                   " used, ", HumanBytes(pool.lent_bytes()), " lent and idle, ",
                   HumanBytes(pool.resident_bytes()), " copies of checkpoints, ",
                   HumanBytes(pool.ready_bytes()), " ready; ", pool.pages(), " pages, segments of ",
                   HumanBytes(pool.segment_bytes()), "\n");
-  if (status.has_cluster()) absl::StrAppend(&text, RenderCluster(status.cluster(), now_us));
+  if (status.has_cluster())
+    absl::StrAppend(&text, RenderCluster(status.cluster(), now_us, /*with_nodes=*/true));
   for (const v1::Run& run : status.runs()) absl::StrAppend(&text, "\n", RenderRun(run, now_us));
   if (status.runs().empty()) absl::StrAppend(&text, "\nno runs\n");
   return text;
@@ -257,6 +332,10 @@ std::vector<std::string> Remarks(const v1::Checkpoint& checkpoint) {
 std::string RenderCheckpoints(const v1::ListCheckpointsResponse& list, int64_t now_us) {
   Table table({"TAG", "STEP", "SEQUENCE", "ATTEMPT", "SIZE", "FILES", "AGE", "LEVEL", ""});
   for (const v1::Checkpoint& checkpoint : list.checkpoints()) {
+    if (checkpoint.sequence() == 0) {  // Its manifest cannot be read.
+      table.Add({checkpoint.tag(), "-", "-", "-", "-", "-", "-", "DAMAGED", checkpoint.damage().message()});
+      continue;
+    }
     const bool committed = checkpoint.level() == v1::COMMITTED;
     table.Add({checkpoint.tag(), Step(checkpoint), absl::StrCat(checkpoint.sequence()), Attempt(checkpoint),
                HumanBytes(checkpoint.size_bytes()), absl::StrCat(checkpoint.file_count()),

@@ -13,7 +13,9 @@
 namespace ckptd::ctl {
 
 // `now_us` is the Unix time in microseconds, for ages.
-std::string RenderStatus(const v1::Status& status, int64_t now_us);
+std::string RenderStatus(const v1::Status& status, int64_t now_us);  // Everything.
+// One or two lines for each run, those with trouble or a save in flight first, for at most 15 runs.
+std::string RenderStatusSummary(const v1::Status& status, int64_t now_us);
 // The last one deleted first.
 std::string RenderTrash(const v1::ListTrashResponse& trash, int64_t now_us);
 // One line for each rank of each session, the largest holders of memory first.

@@ -2,6 +2,8 @@
 
 #include <google/protobuf/text_format.h>
 
+#include <algorithm>
+
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -50,6 +52,63 @@ TEST(RenderStatus, ShowsPoolRunsAndSavesInFlight) {
               AllOf(HasSubstr("DEGRADED     its file system does not answer"),
                     HasSubstr("step_90 FAILED: RANKS_MISSING: ranks 1 have not sealed (1 min 40 s ago)")));
   EXPECT_THAT(text, HasSubstr("step_110   110   OPEN   250 B    1000 B  25 %  missing 1  2 s\n"));
+}
+
+TEST(RenderStatusSummary, HasOneOrTwoLinesForEachRunThoseWithTroubleFirst) {
+  const auto status = Parse<v1::Status>(R"(
+    daemon_version: "0.1.0" state: "SERVING" sessions: 1 start_time { seconds: 999999940 }
+    pool { total_bytes: 4294967296 used_bytes: 1073741824 ready_bytes: 2147483648 resident_bytes: 1073741824 pages: "transparent" segment_bytes: 67108864 }
+    runs { path: "/data/a" uid: 1 checkpoint_count: 1
+      latest { tag: "step_9" step: 9 size_bytes: 1024 commit_time { seconds: 999999988 } }
+      last_failure { tag: "step_8" level: FAILED create_time { seconds: 999999900 } } }
+    runs { path: "/data/b" uid: 2 }
+    runs { path: "/data/c\n" uid: 3 checkpoint_count: 2 degraded: true read_only: true
+      latest { tag: "step_1" size_bytes: 1024 commit_time { seconds: 999999000 } }
+      damaged { tag: "s1" } damaged { tag: "s2" } damaged { tag: "s3" } damaged { tag: "s4" }
+      in_flight { tag: "step_4" level: OPEN size_bytes: 1000 written_bytes: 250 world_size: 2 missing_ranks: 1 create_time { seconds: 999999998 } }
+      in_flight { tag: "step_5" level: SEALED world_size: 2 create_time { seconds: 999999998 } }
+      last_failure { tag: "step_6" level: FAILED error { reason: "RANKS_MISSING" message: "long" } create_time { seconds: 999999900 } }
+      probe { warnings: "tmpfs" warnings: "slow" } })");
+  EXPECT_EQ(
+      RenderStatusSummary(status, kNowUs),
+      "ckptd 0.1.0, SERVING for 1 min 0 s, 1 session\n"
+      "pool 4.0 GiB: 1.0 GiB used, 1.0 GiB copies of checkpoints, 2.0 GiB ready\n"
+      "/data/c? (uid 3): latest step_1 (1.0 KiB, committed 16 min 40 s ago), 2 checkpoints\n"
+      "  DEGRADED: its file system does not answer; READ-ONLY: a directory sync failed; the root must be "
+      "scanned again; DAMAGED: s1 s2 s3 and 1 more; saving step_4 (OPEN, 25 %, missing 1, for 2 s); saving "
+      "step_5 (SEALED, -, for 2 s); last failure step_6 FAILED: RANKS_MISSING (1 min 40 s ago); "
+      "2 warnings\n"
+      "/data/a (uid 1): latest step_9 (step 9, 1.0 KiB, committed 12 s ago), 1 checkpoint\n"
+      "/data/b (uid 2): 0 checkpoints\n");
+}
+
+TEST(RenderStatusSummary, FitsOnAScreen) {
+  v1::Status status;
+  for (int i = 0; i < 40; ++i) status.add_runs()->set_path("/data/calm");
+  status.mutable_runs(39)->set_degraded(true);
+  const std::string text = RenderStatusSummary(status, kNowUs);
+  EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 2 + 15 + 1 + 1);
+  EXPECT_THAT(text,
+              AllOf(HasSubstr("DEGRADED"), HasSubstr("\nand 25 more runs: see ckptctl status --verbose\n")));
+  EXPECT_THAT(RenderStatusSummary({}, kNowUs), HasSubstr("no runs\n"));
+}
+
+TEST(RenderStatusSummary, CountsTheNodesAndShowsWhatSavesWaitFor) {
+  const auto status = Parse<v1::Status>(R"(
+    cluster {
+      node: "gpu17" registered: true register_time { seconds: 999999940 }
+      etcd_members { endpoint: "10.0.0.1:2379" answers: false error: "Connection refused" }
+      nodes { name: "gpu17" } nodes { name: "gpu18" }
+      shared_runs { root: "/shared/a" coordinator: "gpu17" saves { tag: "step_7" waits_for: "gpu18" } }
+    })");
+  EXPECT_THAT(RenderStatusSummary(status, kNowUs),
+              HasSubstr("node gpu17, registered for 1 min 0 s\n"
+                        "  etcd         10.0.0.1:2379 (Connection refused)\n"
+                        "  nodes        2 registered\n"
+                        "  SHARED ROOT  COORDINATOR\n"
+                        "  /shared/a    gpu17\n"
+                        "  SAVE              WAITS FOR\n"
+                        "  /shared/a/step_7  gpu18\n"));
 }
 
 TEST(RenderStatus, SaysNoRunsForAnEmptyDaemon) {
@@ -116,6 +175,14 @@ TEST(RenderCheckpoints, PrintsOneLineForEach) {
             "b    -     2         1        10 B  1      10 s  COMMITTED  pinned, in memory\n"
             "a    5     1         1        0 B   0      20 s  FAILED     NO_SPACE\n");
   EXPECT_EQ(RenderCheckpoints({}, kNowUs), "no checkpoints\n");
+}
+
+TEST(RenderCheckpoints, SaysWhyAManifestCannotBeRead) {
+  const auto list = Parse<v1::ListCheckpointsResponse>(R"(
+    checkpoints { tag: "a" damage { message: "the manifest is torn" } })");
+  EXPECT_EQ(RenderCheckpoints(list, kNowUs),
+            "TAG  STEP  SEQUENCE  ATTEMPT  SIZE  FILES  AGE  LEVEL\n"
+            "a    -     -         -        -     -      -    DAMAGED  the manifest is torn\n");
 }
 
 TEST(RenderCheckpoints, ListsForeignOnesLastWithoutSequence) {

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <utility>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 
@@ -53,6 +55,43 @@ std::string Printable(std::string_view text) {
   return result;
 }
 
+std::string OneLine(std::string_view text) {
+  std::string line;
+  for (const char c : text) {
+    const bool space = c == ' ' || (c >= '\t' && c <= '\r');
+    if (!space) {
+      line += c;
+    } else if (!line.empty() && line.back() != ' ') {
+      line += ' ';
+    }
+  }
+  if (!line.empty() && line.back() == ' ') line.pop_back();
+  return Printable(line);
+}
+
+std::string Highlight(std::string_view text) {
+  static constexpr std::pair<std::string_view, std::string_view> kColors[] = {
+      {"DAMAGED", "31"},        {"DEGRADED", "31"},      {"FAILED", "31"},
+      {"FAILURE", "31"},        {"INDETERMINATE", "31"}, {"READ-ONLY", "31"},
+      {"NOT REGISTERED", "31"}, {"REFUSED", "31"},       {"WARNING", "33"}};
+  const auto is_word = [&](size_t at) {
+    return at < text.size() && (absl::ascii_isalnum(static_cast<unsigned char>(text[at])) || text[at] == '_');
+  };
+  std::string colored;
+  for (size_t i = 0; i < text.size();) {
+    const auto* found = std::find_if(std::begin(kColors), std::end(kColors), [&](const auto& entry) {
+      return text.substr(i).starts_with(entry.first) && !is_word(i - 1) && !is_word(i + entry.first.size());
+    });
+    if (found == std::end(kColors)) {
+      colored += text[i++];
+      continue;
+    }
+    absl::StrAppend(&colored, "\x1b[", std::string(found->second), "m", std::string(found->first), "\x1b[0m");
+    i += found->first.size();
+  }
+  return colored;
+}
+
 void Table::Add(std::vector<std::string> row) {
   for (std::string& cell : row) cell = Printable(cell);
   rows_.push_back(std::move(row));
@@ -79,18 +118,20 @@ std::string Table::ToString(int indent) const {
 
 namespace {
 
-// The edit distance of Levenshtein.
+// The edit distance of Levenshtein, where swapping two neighbours is one edit, too.
 size_t Distance(std::string_view a, std::string_view b) {
-  std::vector<size_t> row(b.size() + 1);
-  for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
+  std::vector<std::vector<size_t>> d(a.size() + 1, std::vector<size_t>(b.size() + 1));
+  for (size_t i = 0; i <= a.size(); ++i) d[i][0] = i;
+  for (size_t j = 0; j <= b.size(); ++j) d[0][j] = j;
   for (size_t i = 1; i <= a.size(); ++i) {
-    size_t diagonal = std::exchange(row[0], i);
     for (size_t j = 1; j <= b.size(); ++j) {
-      const size_t replaced = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
-      diagonal = std::exchange(row[j], std::min({row[j] + 1, row[j - 1] + 1, replaced}));
+      const size_t replaced = d[i - 1][j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1);
+      d[i][j] = std::min({d[i - 1][j] + 1, d[i][j - 1] + 1, replaced});
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
+        d[i][j] = std::min(d[i][j], d[i - 2][j - 2] + 1);
     }
   }
-  return row[b.size()];
+  return d[a.size()][b.size()];
 }
 
 }  // namespace

@@ -15,9 +15,13 @@ std::string Plural(int64_t count, std::string_view one);  // "1 session", "2 ses
 // Replaces control characters by `?`, so that text from a daemon or a directory cannot move the terminal's
 // cursor.
 std::string Printable(std::string_view text);
+// Printable text on one line: runs of line breaks, tabs and spaces become one space.
+std::string OneLine(std::string_view text);
+// Text for a terminal: words for a bad state, such as FAILED, in red, and WARNING in yellow.
+std::string Highlight(std::string_view text);
 
-// The word that differs least from `word`, by at most two characters that are missing, extra or wrong; "" if
-// none is that close.
+// The word that differs least from `word`, by at most two characters that are missing, extra, wrong or
+// swapped with the next; "" if none is that close.
 std::string Nearest(std::string_view word, const std::vector<std::string>& words);
 
 // A table with columns as wide as their widest cell, two spaces between columns, and no trailing spaces.

@@ -27,6 +27,17 @@ TEST(HumanSeconds, NamesTheTwoLargestUnits) {
 
 TEST(Printable, ReplacesControlCharacters) { EXPECT_EQ(Printable("a\x1b[2Jb\nc\x7f"), "a?[2Jb?c?"); }
 
+TEST(OneLine, JoinsLinesAndReplacesControlCharacters) {
+  EXPECT_EQ(OneLine("\n first:\n\tsecond  third\x1b[2J\r\n"), "first: second third?[2J");
+  EXPECT_EQ(OneLine(""), "");
+}
+
+TEST(Highlight, ColorsWholeWordsForBadStates) {
+  EXPECT_EQ(Highlight("a  FAILED: x\nWARNING"), "a  \x1b[31mFAILED\x1b[0m: x\n\x1b[33mWARNING\x1b[0m");
+  EXPECT_EQ(Highlight("node NOT REGISTERED"), "node \x1b[31mNOT REGISTERED\x1b[0m");
+  EXPECT_EQ(Highlight("UNFAILED FAILED_1 failed"), "UNFAILED FAILED_1 failed");
+}
+
 TEST(Table, AlignsColumnsByCharactersAndTrimsLines) {
   Table table({"TAG", "SIZE", ""});
   EXPECT_TRUE(table.empty());
@@ -42,6 +53,7 @@ TEST(Nearest, FindsTheWordWithTheFewestWrongCharacters) {
   const std::vector<std::string> commands = {"status", "list", "wait", "watch", "verify"};
   EXPECT_EQ(Nearest("lst", commands), "list");
   EXPECT_EQ(Nearest("stauts", commands), "status");
+  EXPECT_EQ(Nearest("wiat", commands), "wait");  // "list" has as many letters in their places.
   EXPECT_EQ(Nearest("watc", commands), "watch");
   EXPECT_EQ(Nearest("verify", commands), "verify");
   EXPECT_EQ(Nearest("delete", commands), "");

@@ -130,7 +130,7 @@ void PrintText(const Context& context, const std::string& root, const std::vecto
                       Printable(problem.path), ": ", Printable(problem.message), "\n");
     }
   }
-  if (!table.empty()) *context.out << table.ToString();
+  if (!table.empty()) WriteText(context, table.ToString());
   if (!problems.empty()) *context.out << "\nproblems\n" << problems;
   *context.out << (table.empty() ? "" : "\n") << Printable(root) << ": "
                << Plural(static_cast<int64_t>(reports.size()), "checkpoint") << ", " << HumanBytes(bytes)

@@ -83,7 +83,7 @@ def test_stricter_policy_removes_nothing_before_the_next_commit(daemon, trainers
     assert rank.do("sorted(each.tag for each in run.list())", 90) == ["s0", "s1", "s2"]
     explained = ckptctl("retention", root, "--output=json", endpoint=daemon.endpoint)
     assert json.loads(explained.stdout)["policy"]["last"] == 1, "the policy survives the daemon"
-    assert "from the next commit on: last=1" in ckptctl("status", endpoint=daemon.endpoint).stdout
+    assert "from the next commit on: last=1" in ckptctl("status", "--verbose", endpoint=daemon.endpoint).stdout
     rank.do("run.save('s3', step=3, files={'a': b'x'}).wait('committed', 60)", 90)
     until_equal(lambda: tags(root), ["s3"], "retention")
     ckptctl("retention", root, "--clear", endpoint=daemon.endpoint)

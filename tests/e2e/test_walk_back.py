@@ -146,7 +146,7 @@ def test_job_does_not_start_from_nothing_when_all_checkpoints_are_damaged(traine
 def test_repaired_checkpoint_is_offered_again(daemon, trainers, saved):
     flip(saved, "step_2/r1.pt", 600_000)
     assert together(trainers("b", 2), RESTORE) == [["step_1", 1.0]] * 2
-    assert "step_2" in ckptctl("status", endpoint=daemon.endpoint).stdout.split("damaged")[1]
+    assert "step_2" in ckptctl("status", "--verbose", endpoint=daemon.endpoint).stdout.split("damaged")[1]
     flip(saved, "step_2/r1.pt", 600_000)
     assert ckptctl("verify", f"{saved}/step_2").returncode == 0
     ckptctl("repaired", f"{saved}/step_2", endpoint=daemon.endpoint)

@@ -1,6 +1,8 @@
 // ckptctl against the real daemon: what an operator sees as text, as JSON and as exit status.
 #include <google/protobuf/util/json_util.h>
 
+#include <algorithm>
+#include <filesystem>
 #include <future>
 #include <thread>
 
@@ -66,6 +68,11 @@ TEST_F(CkptctlTest, StatusShowsRunAndSavesInFlight) {
   EXPECT_THAT(text.out, AllOf(HasSubstr("SERVING"), HasSubstr(root_), HasSubstr("step_1 (step 1"),
                               HasSubstr("pool 64.0 MiB"), HasSubstr("step_2"), HasSubstr("OPEN"),
                               HasSubstr("missing 0")));
+  const ProgramResult verbose = Ctl({"status", "--verbose"});
+  EXPECT_THAT(verbose.out, AllOf(HasSubstr("  IN FLIGHT  STEP"), HasSubstr("segments of"),
+                                 HasSubstr("missing 0"), HasSubstr(run_.name())));
+  EXPECT_GT(std::count(verbose.out.begin(), verbose.out.end(), '\n'),
+            std::count(text.out.begin(), text.out.end(), '\n'));
   const auto status = Json<v1::Status>({"status"});
   ASSERT_EQ(status.runs_size(), 1);
   EXPECT_EQ(status.runs(0).latest().tag(), "step_1");
@@ -102,6 +109,39 @@ TEST_F(CkptctlTest, MissingCheckpointExitsWithOneAndOneLine) {
     EXPECT_EQ(result.out, "");
     EXPECT_TRUE(result.err.starts_with("ckptctl: ")) << result.err;
     EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 1) << result.err;
+    EXPECT_THAT(result.err, HasSubstr("; ")) << "it does not say what to do";
+  }
+}
+
+TEST_F(CkptctlTest, ReadsARootThatTheDaemonDoesNotKnowFromDiskAndLeavesItUnknown) {
+  Commit("step_1", 1);
+  const std::string other = root_ + "_other", empty = root_ + "_empty";
+  std::filesystem::create_directory(other);
+  std::filesystem::create_directory(empty);
+  std::filesystem::copy(root_ + "/step_1", other + "/step_1", std::filesystem::copy_options::recursive);
+  const ProgramResult listed = Ctl({"list", other});
+  EXPECT_EQ(listed.status, 0) << listed.err;
+  EXPECT_THAT(listed.out, AllOf(HasSubstr("step_1"), HasSubstr("COMMITTED")));
+  EXPECT_THAT(listed.err, AllOf(HasSubstr("from disk"), HasSubstr("the daemon does not know it")));
+  const ProgramResult described = Ctl({"describe", other + "/latest"});
+  EXPECT_EQ(described.status, 0) << described.err;
+  EXPECT_THAT(described.out, AllOf(HasSubstr("3000 bytes"), HasSubstr("model.bin")));
+  EXPECT_EQ(Json<v1::Status>({"status"}).runs_size(), 1);
+  EXPECT_FALSE(std::filesystem::exists(other + "/.ckptd"));
+  EXPECT_EQ(Ctl({"list", root_}).err, "");  // The daemon serves this one.
+  const ProgramResult no_root = Ctl({"list", empty});
+  EXPECT_EQ(no_root.status, 1);
+  EXPECT_THAT(no_root.err, AllOf(HasSubstr(root_), HasSubstr("UNKNOWN_RUN")));
+  EXPECT_EQ(std::count(no_root.err.begin(), no_root.err.end(), '\n'), 1) << no_root.err;
+}
+
+TEST_F(CkptctlTest, ShowsNoColorsOutsideOfATerminal) {
+  absl::StatusOr<Part> part = run_.Begin({.tag = "step_1"});
+  ASSERT_TRUE(part.ok()) << part.status();
+  EXPECT_EQ(Ctl({"abort", root_ + "/step_1"}).status, 0);
+  for (const std::vector<std::string>& arguments : {std::vector<std::string>{"status"}, {"list", "--all"}}) {
+    const ProgramResult result = Ctl(arguments);
+    EXPECT_THAT(result.out, AllOf(HasSubstr("FAILED"), Not(HasSubstr("\x1b")))) << arguments[0];
   }
 }
 
@@ -171,6 +211,8 @@ TEST_F(CkptctlTest, VerifyReadsCheckpointOfDaemon) {
 
 TEST_F(CkptctlTest, ExitsWithThreeWithoutDaemonAndWithTwoOnBadUsage) {
   EXPECT_EQ(Ctl({"list", "--no-such-option"}).status, 2);
+  EXPECT_EQ(Ctl({"list", "--al"}).err, "ckptctl: list has no option --al; did you mean --all?\n");
+  EXPECT_EQ(Ctl({"lst"}).err, "ckptctl: there is no command \"lst\"; did you mean list?\n");
   EXPECT_EQ(Ctl({"frobnicate"}).status, 2);
   EXPECT_EQ(Ctl({"wait", "step_1", "--level=uploaded"}).status, 2);
   EXPECT_EQ(Ctl({"--help"}).status, 0);
