@@ -83,6 +83,21 @@ def test_checkpoint_of_dcp_itself_in_a_root_of_ckptd_is_read_with_a_warning(alon
     assert [text for text in alone.do("said") if saved + "/stock" in text and "read unverified" in text]
 
 
+def test_latest_names_a_newer_checkpoint_of_dcp_itself_in_the_log(alone, root):
+    alone.do(
+        "import logging; said = []; handler = logging.Handler(); handler.emit = lambda record: said.append(record.getMessage())\n"
+        "logging.getLogger('ckptd').addHandler(handler)\n"
+        "state = {'w': torch.ones(64)}\n"
+        f"dcp.save(state, storage_writer=FileSystemWriter({root + '/step-1'!r}))\n"
+        f"dcp.save(state, storage_writer=ckptd.dcp.Writer({root + '/step-2'!r}))"
+    )
+    assert alone.do(f"ckptd.dcp.latest({root!r})") == root + "/step-2"
+    assert alone.do("said") == []
+    alone.do(f"dcp.save(state, storage_writer=FileSystemWriter({root + '/step-3'!r}))")
+    assert alone.do(f"ckptd.dcp.latest({root!r})") == root + "/step-2"
+    assert [text for text in alone.do("said") if f"{root}/step-3 is newer than {root}/step-2" in text]
+
+
 def test_latest_of_a_damaged_manifest_and_nothing_else_is_corrupt_and_not_none(alone, saved):
     root = saved + "-copied"
     shutil.copytree(saved, root, ignore=lambda path, _: [".ckptd", "best"] if path == saved else [])

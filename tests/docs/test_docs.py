@@ -133,6 +133,17 @@ def test_docs_readme_links_every_page() -> None:
     assert not {page for page in pages if f"]({page}" not in index}
 
 
+def test_every_framework_has_what_is_needed_before_and_the_way_back() -> None:
+    frameworks = (ROOT / "docs/frameworks.md").read_text()
+    pages = set(re.findall(r"^\| .+ \| `.+` \| \[(\w+\.md)\]", frameworks, re.MULTILINE))
+    assert pages == {f"{name}.md" for name in ("dcp", "deepspeed", "lightning", "nxd", "torchtnt", "transformers")}
+    for page in sorted(pages):
+        text = (ROOT / "docs" / page).read_text()
+        before, _, after = text.partition("\n## Before you begin\n")
+        assert "```" not in before and after.startswith("\n- **Packages.** "), page
+        assert text.count("\n## Going back\n\n1. ") == 1, page
+
+
 @pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.name)
 def test_every_page_begins_with_who_it_is_for(page: pathlib.Path) -> None:
     text = re.sub(r"<!--.*?-->\n*", "", page.read_text(), flags=re.DOTALL)

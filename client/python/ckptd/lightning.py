@@ -2,7 +2,7 @@
 
     trainer = Trainer(plugins=[ckptd.lightning.CheckpointIO()], callbacks=[ModelCheckpoint("/data/ckpts")])
 
-For strategies whose rank 0 saves the whole state, such as DDP. docs/dcp.md has what is different.
+For strategies whose rank 0 saves the whole state, such as DDP. docs/lightning.md has what is different.
 """
 
 import concurrent.futures

@@ -3,7 +3,7 @@
     trainer = Trainer(model, args, train_dataset=data, callbacks=[ckptd.transformers.CheckpointCallback()])
     trainer.train(resume_from_checkpoint=ckptd.transformers.latest(args.output_dir))
 
-For one process, and for DDP. docs/dcp.md has what is different.
+For one process, and for DDP. docs/transformers.md has what is different.
 """
 
 import contextlib

@@ -1,7 +1,9 @@
 """Which checkpoints there are."""
 
+import contextlib
+import logging
 import os
-from typing import List, Optional
+from typing import Dict, List, Optional
 
 from ckptd._checkpoint_info import CheckpointInfo
 from ckptd._checkpoint_paths import has_manifest
@@ -11,13 +13,15 @@ from ckptd.dcp._process import await_sealed, process
 from ckptd.restore import open_root
 from ckptd.run import Run
 
+_log = logging.getLogger("ckptd")
+
 
 def latest(root: "str | os.PathLike[str]", timeout: float = 600.0) -> Optional[str]:
     """Returns the path of the newest committed checkpoint of a root; None if there is none.
 
     It waits for what an earlier launch had sealed. So it is the same on all ranks of a launch that has not
     saved yet. In a root without a checkpoint of ckptd it is the newest one of DCP itself, by the time of its
-    metadata.
+    metadata. Beside one of ckptd, a newer one of DCP itself is named in the log, and does not count.
 
     Args:
         timeout (float): seconds to wait for what earlier launches had sealed. Default: 600
@@ -32,7 +36,20 @@ def latest(root: "str | os.PathLike[str]", timeout: float = 600.0) -> Optional[s
         info = run.latest()
     else:
         info = open_root(path).latest() if os.path.isdir(path) else None
-    return os.path.join(path, info.tag) if info is not None else _latest_of_dcp(path)
+    written = _metadata_times(path)
+    has_manifests = [name for name in written if has_manifest(os.path.join(path, name))]
+    if info is None:
+        for name in has_manifests:  # ckptd does not list it, because it was renamed, or is damaged: then this raises.
+            open_root(path).open(name).close()
+        return os.path.join(path, max(written, key=written.__getitem__)) if written else None
+    others = [name for name in written if name not in has_manifests and written[name] > info.time.timestamp() * 1e9]
+    if others:
+        _log.warning(
+            "ckptd: %s is newer than %s, but another program has saved it, so it does not count: load it by its path",
+            os.path.join(path, max(others, key=written.__getitem__)),
+            os.path.join(path, info.tag),
+        )
+    return os.path.join(path, info.tag)
 
 
 def list(root: "str | os.PathLike[str]") -> List[CheckpointInfo]:
@@ -52,15 +69,10 @@ def run(root: "str | os.PathLike[str]") -> Run:
     return process.run(directory_path(root))
 
 
-def _latest_of_dcp(root: str) -> Optional[str]:
-    found = []
+def _metadata_times(root: str) -> Dict[str, int]:
+    """Returns when the metadata of each checkpoint of a root were written, in nanoseconds, ckptd's own included."""
+    found = {}
     for name in os.listdir(root) if os.path.isdir(root) else []:
-        path = os.path.join(root, name)
-        try:
-            written = os.stat(os.path.join(path, _names.METADATA_FILE)).st_mtime_ns
-        except OSError:
-            continue  # No checkpoint.
-        if has_manifest(path):  # ckptd does not list it, because it was renamed, or is damaged: then this raises.
-            open_root(root).open(name).close()
-        found.append((written, path))
-    return max(found)[1] if found else None
+        with contextlib.suppress(OSError):  # No checkpoint.
+            found[name] = os.stat(os.path.join(root, name, _names.METADATA_FILE)).st_mtime_ns
+    return found
