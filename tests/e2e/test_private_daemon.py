@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from typing import Any, Dict
 
 import pytest
@@ -203,3 +204,20 @@ def test_private_daemon_that_is_killed_is_started_again_under_an_adapter(folder:
         folder,
     )
     assert sorted(tags(root)) == ["step-1", "step-2", "step-3"]
+
+
+def test_save_to_a_stopped_daemon_ends_at_its_timeout(folder: str, root: str) -> None:
+    with ckptd.LocalDaemon(folder + "/p", pool_bytes=64 << 20) as daemon, ckptd.connect(daemon.endpoint) as client:
+        run = client.run(root, rank=0, world_size=1)
+        run.save("one", files={"a.bin": b"x" * 1000}).wait("committed", 60)
+        os.kill(daemon.pid, signal.SIGSTOP)
+        try:
+            begin = time.monotonic()
+            with pytest.raises(ckptd.Unavailable):
+                run.save("two", files={"a.bin": b"x" * 1000}, timeout=2.0)
+            waited = time.monotonic() - begin
+        finally:
+            os.kill(daemon.pid, signal.SIGCONT)
+        assert waited < 4.5  # It has 3 s.
+        run.save("three", files={"a.bin": b"x" * 1000}).wait("committed", 60)
+        assert {"one", "three"} <= set(tags(root))

@@ -40,7 +40,7 @@ class FakeConnection:
     def __init__(self) -> None:
         self.present = Session("first")
 
-    def session(self) -> Session:
+    def session(self, timeout: float = 30.0) -> Session:
         return self.present
 
 

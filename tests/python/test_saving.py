@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import concurrent.futures
 import gc
 import logging
@@ -655,12 +656,7 @@ def test_segment_revoked_before_it_is_mapped_raises_why_the_save_ended(
 
 
 @pytest.mark.parametrize("call", ["Begin", "Seal"])
-def test_save_to_a_daemon_that_does_not_answer_ends_at_its_timeout(
-    daemon: Any, run: ckptd.Run, monkeypatch: pytest.MonkeyPatch, call: str
-) -> None:
-    from ckptd._saving import upload
-
-    monkeypatch.setattr(upload, "_SILENCE_SECONDS", 0.5)
+def test_save_to_a_daemon_that_does_not_answer_ends_at_its_timeout(daemon: Any, run: ckptd.Run, call: str) -> None:
     answer = threading.Event()
     daemon.script[call].append(lambda: answer.wait(60) and None)
     daemon.script["Abort"].append(lambda: answer.wait(60) and None)
@@ -669,5 +665,35 @@ def test_save_to_a_daemon_that_does_not_answer_ends_at_its_timeout(
         run.save("one", files={"a.bin": b"x"}, timeout=0.5)
     waited = time.monotonic() - begin
     answer.set()
-    assert waited < 4.0  # Without the timeout it is 5 s for the Abort, and 30 s for the Seal.
+    assert waited < 3.0  # It has 1.5 s. Without the timeout it is 5 s for the Abort, and 30 s for the Seal.
     run.save("two", files={"a.bin": b"x"})
+
+
+def test_requests_of_a_save_share_its_timeout(daemon: Any, run: ckptd.Run) -> None:
+    run.begin("warm").seal()  # What the first save makes does not count.
+    answer = threading.Event()
+    daemon.script["Begin"].append(lambda: None if answer.wait(1.5) else None)
+    daemon.script["Seal"].append(lambda: answer.wait(60) and None)
+    begin = time.monotonic()
+    with pytest.raises(ckptd.Unavailable):
+        run.save("one", files={"a.bin": b"x"}, timeout=2.0)
+    waited = time.monotonic() - begin
+    answer.set()
+    assert waited < 4.0  # It has 3 s in all, and not 2 s more for the Seal, nor 2 s to repeat it.
+
+
+def test_daemon_is_asked_to_refuse_a_save_before_its_timeout(daemon: Any, run: ckptd.Run) -> None:
+    def asked(tag: str, **options: Any) -> float:
+        run.save(tag, files={"a.pt": Slow()}, **options)
+        timeout = daemon.requests["Begin"][-1].timeout
+        return float(timeout.seconds + timeout.nanos / 1e9)
+
+    assert 28.0 < asked("default") <= 29.0
+    # The time in which the file is made does not count.
+    assert 0.7 < asked("short", timeout=1.0) <= 0.9
+
+
+class Slow:
+    def __reduce__(self) -> Any:
+        time.sleep(0.5)
+        return (collections.OrderedDict, ())

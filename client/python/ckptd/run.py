@@ -149,8 +149,9 @@ class Run(RetainedRun):
                 gives this save up, also when the file system, or etcd, has not answered for 3 s; or ``"supersede"``, which ends the older save that not all ranks have
                 sealed. The level of a save that ended like that is ``"skipped"`` or ``"superseded"``.
                 Default: ``"wait"``
-            timeout (float): seconds to wait for room, and for a daemon that restarts; a daemon that does not answer is
-                given 5 seconds more in each of the two calls of a save. The copy takes as long as it takes. Default: 30
+            timeout (float): seconds to wait for the daemon, in all: for room, and while it restarts or does not answer.
+                The call ends 1 second later at the latest. Its own work does not count: the copy takes as long as it
+                takes. Default: 30
             views (str): ``"compact"`` drops the parts of storages that no tensor uses; ``"keep"`` saves
                 storages whole, as ``torch.save`` does. Default: ``"compact"``
             ranks (Sequence[int], optional): the ranks that save; only they call it, all with the same

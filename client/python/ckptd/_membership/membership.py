@@ -136,7 +136,8 @@ class Membership:
 
     def joined(self, timeout: float = ATTACH_SECONDS) -> Joined:
         """Returns the run as joined in the present session; joins it there if that has not been done yet."""
-        session = self.connection.session()
+        deadline = time.monotonic() + timeout
+        session = self.connection.session(timeout)
         if self._replaced:
             raise errors.Refused(
                 f"this Run (rank {self.rank} of {self.root}) was replaced: the process has made a newer one with "
@@ -155,7 +156,7 @@ class Membership:
                 elsewhere = [save for save in self._unended if save.daemon_instance != session.daemon_instance]
             recoverable = [save for save in elsewhere if save.is_recoverable()]
             orphaned = [save for save in elsewhere if save not in recoverable]
-            joined = self._join(session, orphaned, timeout)
+            joined = self._join(session, orphaned, max(0.0, deadline - time.monotonic()))
             self._assign(orphaned, session)
             self.recovery.add(recoverable)  # Before any Begin of this rank.
             replace_older(self)
@@ -203,6 +204,7 @@ class Membership:
             raise errors.Refused(
                 f"the root {self.root} cannot be opened: {self.directory.error}", reason="ROOT_UNSUITABLE"
             )
+        deadline = time.monotonic() + timeout
         request = messages.JoinRunRequest(
             root=session.attach_root(self.directory.descriptor, self.root, timeout),
             run_id=self._requested_run_id,
@@ -216,7 +218,7 @@ class Membership:
             takeover=self._takeover,
         )
         request.orphaned.extend(save.key for save in orphaned)
-        return session.call(session.checkpoints.JoinRun, request, timeout)
+        return session.call(session.checkpoints.JoinRun, request, max(0.0, deadline - time.monotonic()))
 
     def _assign(self, orphaned: "Iterable[UnendedSave]", session: Session) -> None:
         """Leaves saves to the session's daemon: it has them on disk, or has told every rank that they are

@@ -7,6 +7,7 @@ begun with it. It is asked first whether it has the save: on disk, in its histor
 
 import logging
 import threading
+import time
 from typing import Any, Callable, Iterable, List, Optional
 
 from ckptd import errors
@@ -54,21 +55,27 @@ class SaveRecovery:
                 self._thread = threading.Thread(target=self._work, name="ckptd-save-recovery", daemon=True)
                 self._thread.start()
 
-    def await_earlier(self, number: int, session: Session) -> None:
+    def await_earlier(self, number: int, session: Session, timeout: float) -> None:
         """Blocks until a save with this number may begin without overtaking an earlier one of this rank.
 
-        Each earlier one has a deadline of its own.
-
         Raises:
-            errors.Unavailable: no daemon takes the earlier ones, so it would not take this one either.
+            errors.Unavailable: no daemon takes the earlier ones, so it would not take this one either; or it has not
+                taken them after `timeout` seconds.
         """
+        deadline = time.monotonic() + timeout
         with self._lock:
             while any(save.number < number for save in self._pending):
                 if self._is_daemon_away or not session.alive():
                     raise errors.Unavailable(
                         "earlier saves of this rank are waiting for a daemon, too", reason="UNAVAILABLE"
                     )
-                self._changed.wait(_SESSION_CHECK_SECONDS)
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise errors.Unavailable(
+                        f"the daemon has not taken the earlier saves of this rank after {timeout:.3g} s",
+                        reason="UNAVAILABLE",
+                    )
+                self._changed.wait(min(left, _SESSION_CHECK_SECONDS))
 
     # ---- the thread
 

@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, TypeVar
 
 from ckptd import errors
 from ckptd._membership.membership import RPC_SECONDS, Joined, Membership
@@ -13,6 +13,7 @@ from ckptd._saving import finite
 from ckptd._saving.finite import Finite, NonFiniteTensor
 from ckptd._saving.part_files import PartFile, PartRoom, check_places, part_file
 from ckptd._saving.save_state import SaveState
+from ckptd._saving.wait_budget import WaitBudget
 from ckptd._session.interrupts import uninterrupted
 from ckptd._session.segments import SealedBytes
 from ckptd._session.session import Session, is_transient, segments_of
@@ -21,10 +22,18 @@ from ckptd._wire.status import error_of_save
 from ckptd.retention import set_policy
 
 _log = logging.getLogger("ckptd")
+_Answer = TypeVar("_Answer")
 
 _ABORT_SECONDS = 5.0
 _ABORT_PAUSE_SECONDS = 0.01
-_SILENCE_SECONDS = 5.0  # A daemon answers this much after the timeout of a save, at the latest, or is hung.
+# A call of a save ends this much after its timeout, at the latest: a daemon that has not answered then is hung.
+_SILENCE_SECONDS = 1.0
+_SHORTEST_CALL_SECONDS = 0.2
+# The daemon is asked to refuse the save this much before the timeout, or a tenth of it if that is less: its answer says
+# what the save waited for.
+_EARLY_SECONDS = 1.0
+_LEAST_ADMISSION_SECONDS = 0.001  # The daemon refuses 0.
+_RECOVERY_SILENCE_SECONDS = 5.0  # As _SILENCE_SECONDS, where no trainer waits.
 # How long a recovered save waits to be admitted, at least, unless the run's commit_timeout is shorter: the
 # other ranks have to notice the new daemon, too.
 _RECOVERY_ADMISSION_SECONDS = 30.0
@@ -59,7 +68,9 @@ class PartUpload(UnendedSave):
         self.membership = membership
         self._options = options
         self._growing = growing
-        joined = membership.connection.repeat(membership.joined, options.timeout)
+        self._budget = WaitBudget(options.timeout)
+        joined = self._repeat(lambda: membership.joined(self._seconds_left()))
+        self._joined_at = time.monotonic()
         self.state = SaveState(membership, tag, joined, options.ranks)
         self.tag = tag
         self.number = self.state.number
@@ -80,15 +91,17 @@ class PartUpload(UnendedSave):
 
     def begin(self, files: Sequence[PartFile] = ()) -> None:
         """Has the daemon admit the save, and uploads the files that are there already."""
+        self._budget.add(time.monotonic() - self._joined_at)  # The caller has made the files meanwhile.
         self._files = list(files)
-        self.membership.connection.repeat(self._write_missing, self._options.timeout)
+        self._repeat(self._write_missing)
         for file in files:
             file.image = None
 
     def save(self, files: List[PartFile]) -> None:
         """Uploads the whole part and seals it."""
+        self._budget.add(time.monotonic() - self._joined_at)  # The caller has made the files meanwhile.
         self._files = files
-        self.seal()
+        self._repeat(self._advance_to_seal)
 
     def has_file(self, name: str) -> bool:
         """Returns whether the part has a file of this name."""
@@ -98,8 +111,9 @@ class PartUpload(UnendedSave):
         """Uploads one more file of a growing part. TypeError if the value has no form as a file."""
         file = part_file(name, value, self._options.check)
         self._files.append(file)
+        self._budget = WaitBudget(self._options.timeout)
         try:
-            self.membership.connection.repeat(self._write_missing, self._options.timeout)
+            self._repeat(self._write_missing)
         except _BUSY_POLICY_ERRORS as error:
             self._end_by_busy_policy(error)
         except BaseException:
@@ -108,8 +122,9 @@ class PartUpload(UnendedSave):
         file.image = None
 
     def seal(self) -> None:
-        """Hands the part over to the daemon."""
-        self.membership.connection.repeat(self._advance_to_seal, self._options.timeout)
+        """Hands a growing part over to the daemon."""
+        self._budget = WaitBudget(self._options.timeout)
+        self._repeat(self._advance_to_seal)
 
     def abort(self, why: str, wait: bool = True) -> None:
         """Ends the save for all ranks, even if this rank has not begun it yet.
@@ -138,23 +153,36 @@ class PartUpload(UnendedSave):
         """Returns a context manager: an exception inside, Ctrl-C included, ends the save for all ranks."""
         return _AbortOnError(self)
 
+    # ---- waiting
+
+    def _repeat(self, ask: "Callable[[], _Answer]") -> _Answer:
+        """Returns ask(), repeated while the daemon is away and the budget lasts."""
+        return self.membership.connection.repeat(ask, self._options.timeout, lambda: self._budget.end)
+
+    def _call_seconds(self) -> float:
+        """Returns the timeout of the next request to the daemon."""
+        if self.state.is_recovered:
+            return self._admission_timeout() + _RECOVERY_SILENCE_SECONDS
+        return self._seconds_left()
+
+    def _seconds_left(self) -> float:
+        return max(_SHORTEST_CALL_SECONDS, self._budget.end + _SILENCE_SECONDS - time.monotonic())
+
     # ---- Begin
 
     def _attach(self) -> Joined:
-        return self._attach_to(self.membership.joined(self._options.timeout))
+        return self._attach_to(self.membership.joined(self._call_seconds()))
 
     def _attach_to(self, joined: Joined) -> Joined:
         """Begins the save in a session, unless that has been done: with the same key, and all files so far."""
         if self._begun is joined or self.has_ended():
             return joined
         if not self.state.is_recovered:  # A recovered one has waited for its turn already.
-            self.membership.recovery.await_earlier(self.number, joined.session)
+            self.membership.recovery.await_earlier(self.number, joined.session, self._budget.left())
         try:
-            timeout = self._admission_timeout()
+            request = self._begin_request(self._admission_timeout())
             self._is_begin_unanswered = True
-            begun = joined.session.call(
-                joined.session.checkpoints.Begin, self._begin_request(timeout), timeout + _SILENCE_SECONDS
-            )
+            begun = joined.session.call(joined.session.checkpoints.Begin, request, self._call_seconds())
         except errors.CkptdError as error:
             self._is_begin_unanswered = isinstance(error, errors.Unavailable)
             if error.reason == "SAVE_CONFLICT" and self._is_seal_sent and self._was_committed_before(joined):
@@ -176,7 +204,9 @@ class PartUpload(UnendedSave):
 
     def _admission_timeout(self) -> float:
         if not self.state.is_recovered:
-            return self._options.timeout
+            # The daemon uses that of a growing part for each file that is added later, too.
+            wait = self._options.timeout if self._growing else self._budget.left()
+            return max(_LEAST_ADMISSION_SECONDS, wait - min(_EARLY_SECONDS, wait / 10))
         return min(max(self._options.timeout, _RECOVERY_ADMISSION_SECONDS), self.membership.commit_timeout)
 
     def _begin_request(self, timeout: float) -> Any:
@@ -219,7 +249,9 @@ class PartUpload(UnendedSave):
             return
         session.segments.forget(getattr(granted, "retired_segments", ()))
         try:
-            self._memory = session.segments.memory(segments_of(granted.segments), RPC_SECONDS, self._borrower)
+            self._memory = session.segments.memory(
+                segments_of(granted.segments), self._call_seconds(), self._borrower
+            )
         except errors.NotFound:  # The daemon has taken them back: another rank's end has just ended the save.
             end = self.state.query(joined)
             if end.level >= types.FAILED:
@@ -260,12 +292,14 @@ class PartUpload(UnendedSave):
         for file in list(self._files):
             if file.written is joined or file.image is None:
                 continue
+            begin = time.monotonic()
             if self._memory is not None:
                 file.image.write(self._memory, file.offset, self.membership.copy_threads)
             elif file.size:
                 self._stream(session, file)
             file.written, file.memory = joined, self._memory
             self._check(file)
+            self._budget.add(time.monotonic() - begin)
         if not self.state.is_recovered:  # No trainer waits for the copy of a recovered part.
             self.state.copy_seconds += time.monotonic() - started
 
@@ -275,8 +309,7 @@ class PartUpload(UnendedSave):
         request = messages.ExtendRequest(key=self.key)
         for file in files:
             request.files.add(path=file.name, size_bytes=file.size)
-        timeout = self._options.timeout + _SILENCE_SECONDS
-        extended = joined.session.call(joined.session.checkpoints.Extend, request, timeout)
+        extended = joined.session.call(joined.session.checkpoints.Extend, request, self._call_seconds())
         check_places(files, extended.placements)
         self._map_granted(joined, extended)
         self._place([file for file in files if file.written is not joined], extended.placements)
@@ -299,7 +332,8 @@ class PartUpload(UnendedSave):
                 for at in range(0, len(window), _WRITE_FILE_BYTES):
                     yield messages.WriteFileRequest(data=window[at : at + _WRITE_FILE_BYTES])
 
-        session.call(session.checkpoints.WriteFile, requests(), RPC_SECONDS + file.size / _SLOWEST_STREAM)
+        timeout = self._call_seconds() + file.size / _SLOWEST_STREAM
+        session.call(session.checkpoints.WriteFile, requests(), timeout)
 
     # ---- Seal
 
@@ -321,7 +355,7 @@ class PartUpload(UnendedSave):
             request.files.add(path=file.name, size_bytes=file.size)
         set_duration(request.stall, self.state.stall_seconds)
         self._is_seal_sent = True
-        timeout = min(RPC_SECONDS, self._options.timeout + _SILENCE_SECONDS)
+        timeout = min(RPC_SECONDS, self._call_seconds())
         sealed = joined.session.call(joined.session.checkpoints.Seal, request, timeout)
         self._memory = None
         self._sealed_bytes = self._keep_sealed_bytes()

@@ -46,12 +46,14 @@ class Connection:
         """Has `callback` called after each new session and at close(), by the thread that caused it."""
         self._on_change = callback
 
-    def session(self) -> Session:
+    def session(self, timeout: Optional[float] = None) -> Session:
         """Returns the present session, or opens the next one if it has ended.
 
-        Tries once: errors.Unavailable when no daemon answers.
+        Tries once, for `timeout` seconds at most, and no longer than the timeout of this connection: errors.Unavailable
+        when no daemon answers. Waits for another thread that does so already.
         """
         self.check_usable()
+        timeout = self._timeout if timeout is None else min(timeout, self._timeout)
         with self._lock:
             if self._session is not None and self._session.alive():
                 return self._session
@@ -64,7 +66,7 @@ class Connection:
             # daemon is still starting.
             must_share = self._keeper or (old is not None and old.handoff is not None) or self._must_share
             self._must_share = must_share
-            session = self._open(old, must_share)
+            session = self._open(old, must_share, timeout)
             if self.closed.is_set():
                 session.close()
                 raise _closed()
@@ -72,12 +74,12 @@ class Connection:
         self._on_change()
         return session
 
-    def _open(self, old: Optional[Session], must_share: bool) -> Session:
+    def _open(self, old: Optional[Session], must_share: bool, timeout: float) -> Session:
         if old is not None:
             self._last_daemon = old.daemon_instance
             self.outage.begin("it closed the connection")
         try:
-            session = self._open_or_start(must_share)
+            session = self._open_or_start(must_share, timeout)
         except errors.Unavailable as error:
             if self._last_daemon:
                 self.outage.begin(getattr(error.__cause__, "strerror", None) or str(error))
@@ -85,10 +87,10 @@ class Connection:
         self.outage.end(daemon_is_new=session.daemon_instance != self._last_daemon)
         return session
 
-    def _open_or_start(self, must_share: bool) -> Session:
+    def _open_or_start(self, must_share: bool, timeout: float) -> Session:
         """Opens a session. Where nothing answers, it starts the private daemon of this process, if it has one there."""
         try:
-            return Session(self._endpoint, self._instance, self._keeper, must_share, self._timeout)
+            return Session(self._endpoint, self._instance, self._keeper, must_share, timeout)
         except errors.Unavailable:
             # A keeper waits until somebody needs the daemon; a start makes one itself.
             if self._keeper or not starters.start(self._endpoint):
@@ -109,11 +111,15 @@ class Connection:
         if self.closed.is_set():
             raise _closed()
 
-    def repeat(self, ask: "Callable[[], _Answer]", timeout: float) -> _Answer:
+    def repeat(
+        self, ask: "Callable[[], _Answer]", timeout: float, deadline: "Optional[Callable[[], float]]" = None
+    ) -> _Answer:
         """Returns ask(), repeated with back-off while the daemon is away.
 
         Args:
             timeout: seconds after the first failure. Then the last error is raised.
+            deadline: called after a failure; returns the time.monotonic() of the last repetition. Default: `timeout`
+                seconds after the first failure.
         """
         give_up: Optional[float] = None
         pause = _FIRST_PAUSE_SECONDS
@@ -127,7 +133,10 @@ class Connection:
                 if error.reason == "UNKNOWN_TOKEN" and session is not None:
                     session.end()
                 now = time.monotonic()
-                give_up = now + timeout if give_up is None else give_up
+                if deadline is not None:
+                    give_up = deadline()
+                elif give_up is None:
+                    give_up = now + timeout
                 if now + pause > give_up:
                     raise
                 self.outage.warn(f"a call waits up to {timeout:g} s")
