@@ -117,7 +117,7 @@ def test_views_argument_keep_reaches_the_writer() -> None:
         (io.BytesIO(), "value.getvalue()"),
         (io.StringIO(), "value.getvalue().encode()"),
         (np.arange(3), "value.tobytes()"),
-        (torch.ones(1), "ckptd.Torch(value)"),
+        (torch.ones(1), 'files={"model.pt": state} for a whole state dict in one file, or ckptd.Torch(value)'),
         (None, "ckptd.Torch(value)"),
         (collections.deque(), "ckptd.Torch(value)"),
     ],

@@ -4,6 +4,7 @@ here, by the documented format.
 
 from __future__ import annotations
 
+import datetime
 import errno
 import logging
 import os
@@ -56,6 +57,17 @@ def test_list_has_checkpoints_by_sequence_and_nothing_else(root: pathlib.Path) -
     assert infos[0].time is not None and infos[0].time.year == 2023
     latest = ckptd.open_root(str(root)).latest()
     assert latest is not None and latest == infos[0]
+
+
+def test_description_of_a_checkpoint_shows_what_differs_from_the_defaults() -> None:
+    time = datetime.datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=datetime.timezone.utc)
+    made = ckptd.CheckpointInfo("step_0", 0, 7, 1, 2, 1000, {"loss": 0.5}, (), "committed", time, resident=True)
+    assert repr(made) == (
+        "CheckpointInfo(tag='step_0', step=0, sequence=7, attempt=1, world_size=2, bytes=1000, metrics={'loss': 0.5}, "
+        "level='committed', time=2026-01-02 03:04:05 UTC, resident=True)"
+    )
+    bare = ckptd.CheckpointInfo("a", None, 1, 1, 1, 0, {}, (), "committed", None)
+    assert repr(bare) == "CheckpointInfo(tag='a', sequence=1, attempt=1, world_size=1, bytes=0, level='committed')"
 
 
 def test_files_come_back_byte_for_byte(root: pathlib.Path) -> None:

@@ -54,6 +54,17 @@ class CheckpointInfo:
     leases: int = 0
     suspect: str = ""
 
+    def __repr__(self) -> str:
+        """Shows what differs from the defaults: a list of checkpoints is read in notebooks."""
+        shown = []
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.name == "time" and value is not None:
+                shown.append(f"time={value:%Y-%m-%d %H:%M:%S} UTC")
+            elif value not in (field.default, None, {}, ()):
+                shown.append(f"{field.name}={value!r}")
+        return f"CheckpointInfo({', '.join(shown)})"
+
 
 def info_of_message(checkpoint: Any) -> CheckpointInfo:
     """Converts a types.Checkpoint."""

@@ -101,4 +101,6 @@ def _advice(value: Any) -> str:
         return "json.dumps(value).encode() for a text file, or ckptd.Torch(value) for a file as torch.save writes it"
     if type(value).__module__.partition(".")[0] == "numpy":
         return "value.tobytes() for the bare numbers, or the bytes that numpy.save writes into an io.BytesIO"
+    if type(value).__module__.partition(".")[0] == "torch":
+        return 'files={"model.pt": state} for a whole state dict in one file, or ckptd.Torch(value) for this value alone'
     return "ckptd.Torch(value) for a file as torch.save writes it"
