@@ -27,8 +27,10 @@ Evictions::Evictions(Etcd* etcd, Clock* clock, SharedRootIo* root, CheckpointRea
 
 Evictions::~Evictions() {
   alive_ = nullptr;
-  for (auto& [sequence, eviction] : std::exchange(evictions_, {}))
-    eviction.done(NotCoordinator("remove its checkpoints any more", run_));
+  for (auto& [sequence, eviction] : std::exchange(evictions_, {})) {
+    for (Eviction* each = &eviction; each != nullptr; each = each->next.get())
+      each->done(NotCoordinator("remove its checkpoints any more", run_));
+  }
 }
 
 void Evictions::Evict(const std::string& tag, int64_t sequence, std::set<int64_t> damaged,
@@ -36,12 +38,16 @@ void Evictions::Evict(const std::string& tag, int64_t sequence, std::set<int64_t
   // A removal that the list already lacks need not be taken from its count any more.
   if (evictions_.empty()) std::erase_if(*leaving_, [&](int64_t gone) { return !listed->contains(gone); });
   leaving_->insert(sequence);
-  evictions_.erase(sequence);
-  Eviction& eviction = evictions_[sequence];
+  Eviction eviction;
   eviction.victim = {sequence, tag, 0};
   eviction.count = {std::move(damaged), std::move(listed), leaving_};
   eviction.done = std::move(done);
-  Step(sequence);
+  const auto [under_way, is_first] = evictions_.try_emplace(sequence, std::move(eviction));
+  if (is_first) return Step(sequence);
+  // Such as what an earlier coordinator has decided. What is at the tag after that may be a copy.
+  Eviction* last = &under_way->second;
+  while (last->next != nullptr) last = last->next.get();
+  last->next = std::make_unique<Eviction>(std::move(eviction));
 }
 
 void Evictions::ContinueRemoval(const CheckpointReaders::Victim& victim, std::set<int64_t> damaged,
@@ -164,10 +170,16 @@ void Evictions::Ended(int64_t sequence, const absl::Status& ended) {
 void Evictions::Retry(Eviction& eviction) { eviction.backoff.Failed(clock_->Now()); }
 
 void Evictions::End(int64_t sequence, const absl::Status& result) {
-  Done done = std::move(evictions_.at(sequence).done);
+  Eviction ended = std::move(evictions_.at(sequence));
   evictions_.erase(sequence);
-  if (!result.ok()) leaving_->erase(sequence);
-  done(result);
+  if (ended.next != nullptr) {
+    evictions_.emplace(sequence, std::move(*ended.next));
+  } else if (!result.ok()) {
+    leaving_->erase(sequence);
+  }
+  const std::weak_ptr<bool> alive = alive_;
+  ended.done(result);
+  if (!alive.expired()) Step(sequence);
 }
 
 }  // namespace ckptd

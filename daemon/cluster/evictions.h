@@ -38,8 +38,9 @@ class Evictions {
   // OK: nothing of it is at its tag any more, durably. While nodes read it, and while etcd or the file system
   // do not answer, it is tried again. Errors are those that another try does not mend. `damaged` and
   // `listed`: the checkpoints that did not count, and those that may have counted, when it was decided that
-  // enough others are kept; what goes in this way counts for nothing.
-  // POINTED, PINNED, NO_CHECKPOINT: something in the root keeps it, or it is not there; nothing was decided.
+  // enough others are kept; what goes in this way counts for nothing. A removal of this sequence that is
+  // under way is ended first. POINTED, PINNED, NO_CHECKPOINT: something in the root keeps it, or it is not
+  // there; nothing was decided.
   void Evict(const std::string& tag, int64_t sequence, std::set<int64_t> damaged,
              std::shared_ptr<const std::set<int64_t>> listed, Done done);
   // For a checkpoint whose removal an earlier coordinator has begun, and of which etcd may have forgotten the
@@ -63,6 +64,8 @@ class Evictions {
     bool removed = false;
     bool asking = false;
     Backoff backoff{std::chrono::milliseconds(100), std::chrono::seconds(1)};
+    std::unique_ptr<Eviction>
+        next;  // Was asked for while this one was under way, and begins when it has ended.
   };
 
   void Step(int64_t sequence);

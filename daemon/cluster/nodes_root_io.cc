@@ -2,6 +2,11 @@
 
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "daemon/ledger/ledger_reasons.h"
+#include "storage/base/errors.h"
+#include "storage/base/reasons.h"
+
 namespace ckptd {
 
 void NodesRootIo::Open(Callback<absl::StatusOr<RootSnapshot>> done) {
@@ -85,11 +90,15 @@ void NodesRootIo::OpenCheckpoint(std::string tag, int64_t sequence,
 // not damaged.
 void NodesRootIo::Explain(int64_t sequence, const absl::Status& error, const std::function<void()>& release,
                           Callback<absl::StatusOr<std::shared_ptr<CheckpointReader>>> answer) {
-  nodes_->ConfirmReader(sequence, [alive = std::weak_ptr<bool>(alive_), error, release,
+  nodes_->ConfirmReader(sequence, [this, alive = std::weak_ptr<bool>(alive_), sequence, error, release,
                                    answer = std::move(answer)](const absl::Status& confirmed) mutable {
     if (alive.expired()) return;
     release();
-    answer(confirmed.ok() ? error : confirmed);
+    if (!confirmed.ok()) return answer(confirmed);
+    if (ReasonOf(error) != reason::kNoCheckpoint || !nodes_->WasRemoved(sequence)) return answer(error);
+    answer(MakeError(absl::StatusCode::kUnavailable, ledger_reason::kBeingRemoved,
+                     absl::StrCat("the checkpoint of sequence ", sequence,
+                                  " was removed, because there is a newer one; open that")));
   });
 }
 

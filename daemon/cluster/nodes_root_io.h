@@ -40,6 +40,9 @@ class NodesReading {
   // Between its OK and the release: that nobody has decided to remove the checkpoint, in no registration of
   // this node.
   virtual void ConfirmReader(int64_t sequence, Callback<absl::Status> confirmed) = 0;
+  // Whether its removal was decided and is over, so that a directory with its sequence is a copy that was put
+  // back.
+  virtual bool WasRemoved(int64_t sequence) const = 0;
   // On any thread.
   virtual std::function<void()> ReleaserOf(int64_t sequence) = 0;
   // Decides that the checkpoint goes, waits until no node reads it, and removes it. NOT_COORDINATOR.

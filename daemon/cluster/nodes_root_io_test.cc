@@ -30,6 +30,7 @@ class ReadingNodes : public NodesReading {
     confirmed(answers.front());
     answers.pop_front();
   }
+  bool WasRemoved(int64_t) const override { return was_removed; }
   std::function<void()> ReleaserOf(int64_t) override {
     return [this] { --readers; };
   }
@@ -38,6 +39,7 @@ class ReadingNodes : public NodesReading {
   std::deque<absl::Status> answers;
   absl::Status root;  // What CheckRoot answers.
   int readers = 0, opened = 0;
+  bool was_removed = false;
 };
 
 class NodesRootIoTest : public ::testing::Test {
@@ -98,6 +100,13 @@ TEST_F(NodesRootIoTest, CheckpointThatIsMissingIsMissing) {
 
 TEST_F(NodesRootIoTest, CheckpointThatWasRemovedMeanwhileIsNotDamaged) {
   nodes_.answers = {absl::OkStatus(), MakeError(absl::StatusCode::kUnavailable, "BEING_REMOVED", "a test")};
+  EXPECT_EQ(Open(), "BEING_REMOVED");
+  EXPECT_EQ(nodes_.readers, 0);
+}
+
+TEST_F(NodesRootIoTest, CheckpointThatWasRemovedBeforeIsNotDamaged) {
+  nodes_.answers = {absl::OkStatus(), absl::OkStatus()};
+  nodes_.was_removed = true;
   EXPECT_EQ(Open(), "BEING_REMOVED");
   EXPECT_EQ(nodes_.readers, 0);
 }

@@ -546,6 +546,9 @@ void NodesRun::ApplyDecided(RootSnapshot* root) {
   const int64_t replacing = LastReplacing();
   for (auto going = evicting_.begin(); going != evicting_.lower_bound(replacing); ++going)
     root->leaving.insert(going->first);
+  shown_.clear();
+  for (const auto& [sequence, checkpoint] : root->committed)
+    shown_.emplace_hint(shown_.end(), sequence, checkpoint.summary.tag());
   EndRemovals();
 }
 
@@ -584,20 +587,38 @@ bool NodesRun::IsUnderWay(int64_t sequence) const {
 }
 
 bool NodesRun::IsOld(const RootSnapshot& root, Instant begun) {
+  const int64_t missing = MissingIn(root);
+  if (missing == 0) {
+    missing_.reset();
+    return false;
+  }
+  if (!missing_ || missing_->first != missing) missing_ = {missing, clock_->Now()};
+  return begun - missing_->second < kLongestLook;
+}
+
+// What this node ought to see in the root, and does not; 0: nothing.
+int64_t NodesRun::MissingIn(const RootSnapshot& root) const {
+  const auto is_damaged = [&root](const std::string& tag) {
+    return std::any_of(root.damaged.begin(), root.damaged.end(),
+                       [&tag](const auto& each) { return each.tag == tag; });
+  };
   int64_t newest = known_.empty() ? 0 : known_.rbegin()->first;
   // Retention removes what a newer one follows, of which this node may hear later.
   if (highest_evicted_ > 0) newest = std::max(newest, highest_evicted_ + 1);
   const bool shown = std::any_of(root.committed.lower_bound(newest), root.committed.end(),
                                  [this](const auto& checkpoint) { return !IsEvicting(checkpoint.first); });
-  const bool damaged = !known_.empty() &&
-                       std::any_of(root.damaged.begin(), root.damaged.end(),
-                                   [this](const auto& each) { return each.tag == known_.rbegin()->second; });
-  if (newest == 0 || shown || damaged) {
-    missing_.reset();
-    return false;
+  if (newest != 0 && !shown && (known_.empty() || !is_damaged(known_.rbegin()->second))) return newest;
+  // A save that replaces a checkpoint moves it away, and this node may hear of that later. That was the
+  // latest one, where all newer ones are suspect.
+  int64_t latest = 0;
+  for (const auto& [sequence, checkpoint] : root.committed) {
+    if (checkpoint.summary.suspect().empty() && !IsEvicting(sequence)) latest = sequence;
   }
-  if (!missing_ || missing_->first != newest) missing_ = {newest, clock_->Now()};
-  return begun - missing_->second < kLongestLook;
+  for (auto each = shown_.upper_bound(latest); each != shown_.end(); ++each) {
+    const auto& [sequence, tag] = *each;
+    if (!root.committed.contains(sequence) && !IsEvicting(sequence) && !is_damaged(tag)) return sequence;
+  }
+  return 0;
 }
 
 void NodesRun::LookAgain(absl::AnyInvocable<void()> look) {

@@ -86,6 +86,7 @@ class NodesRun : public SharedRun, public NodesReading {
   void LookAgain(absl::AnyInvocable<void()> look) override;
   void AcquireReader(int64_t sequence, Callback<absl::Status> acquired) override;
   void ConfirmReader(int64_t sequence, Callback<absl::Status> confirmed) override;
+  bool WasRemoved(int64_t sequence) const override { return ended_removals_->contains(sequence); }
   std::function<void()> ReleaserOf(int64_t sequence) override;
   void Evict(const std::string& tag, int64_t sequence, Callback<absl::Status> done) override;
 
@@ -164,6 +165,7 @@ class NodesRun : public SharedRun, public NodesReading {
   void ListUnsettled(int64_t attempt, LedgerCalls::Answer<absl::Status> done);
   void KeepShown(RootSnapshot* root);
   int64_t LastReplacing() const;
+  int64_t MissingIn(const RootSnapshot& root) const;
   std::optional<bool> HasReplaced(int64_t sequence) const;
   void FollowRemovals();
   bool IsUnderWay(int64_t sequence) const;
@@ -234,6 +236,7 @@ class NodesRun : public SharedRun, public NodesReading {
   std::map<int64_t, std::string> known_;
   std::shared_ptr<const std::set<int64_t>> listed_;  // Of known_; null: not made since that has changed.
   std::optional<std::pair<int64_t, Instant>> missing_;
+  std::map<int64_t, std::string> shown_;  // What this node has offered last: tags by sequence.
   // Checkpoints that somebody has decided to remove, as any registration has heard, by sequence; until the
   // decision is over, and for as long after that as this node may see the directory still.
   struct Removal {

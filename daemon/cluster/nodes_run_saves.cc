@@ -201,6 +201,7 @@ void NodesRun::OnChanged(const SaveId& save, const SharedSave& state) {
       break;
     case SaveState::COMMITTED:
       SawCommitted(state.sequence, state.state);
+      shown_[state.sequence] = state.state.tag();
       decision.phase = Decision::kCommitted;
       break;
     case SaveState::ENDED:

@@ -97,8 +97,13 @@ void Catalog::Withdraw(int64_t sequence) {
 
 void Catalog::ForgetWithdrawn() {
   for (const int64_t sequence : std::set<int64_t>(withdrawn_)) {
-    const bool followed = std::any_of(committed_.upper_bound(sequence), committed_.end(),
-                                      [](const auto& newer) { return IsGood(newer.second); });
+    // Who asks for the newest, suspect or not, asks for no good one of those that are suspect.
+    const bool is_suspect = IsSuspect(sequence);
+    const bool followed = std::any_of(
+        committed_.upper_bound(sequence), committed_.end(), [this, is_suspect](const auto& newer) {
+          return IsGood(newer.second) ||
+                 (is_suspect && !newer.second.damage && !evicting_.contains(newer.first));
+        });
     if (followed) Remove(sequence);
   }
 }

@@ -79,7 +79,7 @@ class Catalog {
   std::vector<DamagedCheckpoint> unreadable_;
   std::set<int64_t> evicting_;
   std::set<int64_t> perhaps_evicted_;  // A subset of evicting_.
-  std::set<int64_t> withdrawn_;        // Of committed_: those that no newer good one follows.
+  std::set<int64_t> withdrawn_;        // Of committed_: those that no newer one follows which is as good.
 };
 
 }  // namespace ckptd

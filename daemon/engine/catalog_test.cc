@@ -83,6 +83,21 @@ TEST_F(CatalogTest, WhatAnotherNodeRemovesIsListedUntilANewerOneIs) {
   EXPECT_EQ(Newest(), 5) << "there is none";
 }
 
+TEST_F(CatalogTest, SuspectCheckpointThatAnotherNodeRemovesIsListedUntilANewerOneIs) {
+  const auto suspect = [](int64_t sequence) {
+    CommittedCheckpoint checkpoint = Checkpoint(sequence, "s" + std::to_string(sequence));
+    checkpoint.summary.set_suspect("NaN");
+    return checkpoint;
+  };
+  catalog_.Add(suspect(4));
+  catalog_.Withdraw(4);
+  EXPECT_EQ(catalog_.NewestWithSuspects()->summary.sequence(), 4);
+  catalog_.Add(suspect(5));
+  EXPECT_EQ(catalog_.Find(4), nullptr);
+  EXPECT_EQ(catalog_.NewestWithSuspects()->summary.sequence(), 5);
+  EXPECT_EQ(Newest(), 3);
+}
+
 TEST_F(CatalogTest, AScanKeepsWhatAnotherNodeRemovesWhileItsSuccessorIsOnItsWay) {
   catalog_.Withdraw(3);
   catalog_.Replace({{1, Checkpoint(1, "s1")}}, {}, /*leaving=*/{3});

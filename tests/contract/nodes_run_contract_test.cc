@@ -1082,6 +1082,25 @@ TEST_P(NodesRunContract, RemovalThatACoordinatorHasNotEndedIsEndedByTheNext) {
   EXPECT_FALSE(root_.tags.contains("step_1"));
 }
 
+TEST_P(NodesRunContract, RemovalThatIsAskedForWhileTheSameOneIsEndedIsAnswered) {
+  Node& first = PauseWhereStep1IsRemoved();
+  Kill(first);
+  std::vector<std::string> answers;
+  bool asked = false;
+  root_.before = [&](const std::string& what) {
+    if (what == "Remove" && !std::exchange(asked, true)) {
+      Coordinator()->io->Evict("step_1", 1,
+                               [&](const absl::Status& answer) { answers.push_back(ReasonOf(answer)); });
+    }
+    return true;
+  };
+  ScanOfNextCoordinator();
+  RunUntil([&] { return !answers.empty(); });
+  RunFor(seconds(20));
+  EXPECT_THAT(answers, ElementsAre(reason::kNoCheckpoint));
+  EXPECT_FALSE(root_.tags.contains("step_1"));
+}
+
 TEST_P(NodesRunContract, WhatACoordinatorHasHalfRemovedIsRemovedByTheNext) {
   Node& first = PauseWhereStep1IsRemoved();
   Kill(first);
@@ -1336,6 +1355,21 @@ TEST_P(NodesRunContract, ScanShowsWhatTheOneBeforeHasShown) {
   root_.hidden = {40};
   etcd_.After(seconds(3), [this] { root_.hidden.clear(); });
   EXPECT_TRUE(scan()->committed.contains(40)) << "latest would go back";
+}
+
+TEST_P(NodesRunContract, ScanWaitsForWhatReplacesTheLatestWhereNewerOnesAreSuspect) {
+  SaveAll("step_1");
+  SaveAll("step_2");
+  root_.suspect = {root_.tags.at("step_2")};
+  const auto scan = [&] {
+    return Ask<absl::StatusOr<RootSnapshot>>([&](auto done) { Other().io->Rescan(std::move(done)); });
+  };
+  ASSERT_TRUE(scan()->committed.contains(1));
+  root_.tags.erase("step_1");  // A save moves it away. This node has not heard of that yet.
+  etcd_.After(seconds(3), [this] { root_.tags["step_1"] = 3; });
+  EXPECT_TRUE(scan()->committed.contains(3)) << "latest would go back";
+  root_.tags.erase("step_1");
+  EXPECT_FALSE(scan()->committed.contains(3)) << "nobody replaces it: somebody has taken it away";
 }
 
 TEST_P(NodesRunContract, NodeThatStartsLooksAgainForWhatWasPutBackBefore) {

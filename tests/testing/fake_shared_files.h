@@ -210,6 +210,7 @@ class FakeSharedFiles : public SharedFilesIo {
     checkpoint.summary.set_sequence(sequence);
     if (const auto found = root_.attempts.find(sequence); found != root_.attempts.end())
       checkpoint.summary.set_attempt(found->second);
+    if (root_.suspect.contains(sequence)) checkpoint.summary.set_suspect("a loss that is not finite");
     if (const auto found = root_.damaged.find(sequence); found != root_.damaged.end()) {
       checkpoint.damage.emplace();
       checkpoint.damage->set_tag(tag);

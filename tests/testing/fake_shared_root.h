@@ -53,6 +53,7 @@ class FakeSharedRoot {
   std::map<int64_t, int64_t> copies;         // How often each sequence was put back.
   // Sequences that the root does not show for now, as if its names were stale.
   std::set<int64_t> hidden;
+  std::set<int64_t> suspect;               // Sequences of checkpoints that a check has called suspect.
   std::map<int64_t, std::string> damaged;  // By sequence: what the record of the run says.
   int failures = 0;                        // So many of the next requests fail, and change nothing.
   absl::Status no_directory;               // Why none can be made.
