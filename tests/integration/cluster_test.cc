@@ -111,7 +111,8 @@ TEST_F(ClusterTest, OperatorsSeeTheNodeItsEtcdAndTheOtherNodes) {
   EXPECT_TRUE(status.nodes(1).has_register_time());
   EXPECT_THAT(Status(*one, "--output=text").out,
               AllOf(HasSubstr("\nnode gpu1, registered for "), HasSubstr(etcd_.endpoints()[0] + " answers\n"),
-                    HasSubstr("\n  gpu2  ")));
+                    HasSubstr(" 2 registered\n")));
+  EXPECT_THAT(Status(*one, "--verbose").out, HasSubstr("\n  gpu2  "));
   EXPECT_THAT(one->Log(), HasSubstr("registered as a node node=gpu1"));
 }
 
