@@ -91,7 +91,7 @@ void Oracle::Resumed(int64_t attempt, int64_t sequence, const std::string& tag,
     Violated(absl::StrCat("ranks of attempt ", attempt, " resume from sequence ", *whole.begin(),
                           " and from ", *whole.rbegin(), ", the last one from ", sequence, ", ", tag));
   }
-  if (told_before.contains(sequence) && !(agreed_.contains(attempt) && agreed_.at(attempt) == sequence)) {
+  if (told_before.contains(sequence)) {
     Violated(absl::StrCat("attempt ", attempt, " resumes from sequence ", sequence,
                           ", of which a rank had been told before that it is damaged"));
   }

@@ -53,7 +53,7 @@ class Oracle {
 
   // ---- resume
   void ResumeSent(int64_t attempt);
-  // `told_before`: told_damaged() when the rank asked.
+  // `told_before`: told_damaged() when the rank asked; without what its attempt had agreed on before that.
   void Resumed(int64_t attempt, int64_t sequence, const std::string& tag,
                const std::set<int64_t>& told_before, bool allows_suspect);
   // The rank says that it has read its part.

@@ -335,6 +335,17 @@ void World::Apply(const Operation& operation) {
   }
 }
 
+bool World::HasAgreed(int64_t attempt, int64_t sequence) {
+  etcdserverpb::RangeRequest read;
+  read.set_key(LedgerKeys(absl::StrCat("/ckptd/runs/", SimSharedFiles::kRunId, "/")).Resume(attempt));
+  ledger::v1::ResumeDecision decision;
+  etcd_->WithModel([&](EtcdModel& model) {
+    const absl::StatusOr<etcdserverpb::RangeResponse> found = model.Range(read);
+    if (found.ok() && found->kvs_size() == 1) decision.ParseFromString(found->kvs(0).value());
+  });
+  return decision.agreed() && decision.sequence() == sequence;
+}
+
 // ---- the run
 
 bool World::RanksAreIdle() const {
