@@ -84,5 +84,5 @@ class Recovery(Protocol):
         Those that are queued already stay in their place.
         """
 
-    def await_earlier(self, number: int, session: Session) -> None:
+    def await_earlier(self, number: int, session: Session, timeout: float) -> None:
         """Blocks until a save with this number may begin without overtaking an earlier one."""

@@ -42,7 +42,8 @@ def latest(root: "str | os.PathLike[str]", timeout: float = 600.0) -> Optional[s
         for name in has_manifests:  # ckptd does not list it, because it was renamed, or is damaged: then this raises.
             open_root(path).open(name).close()
         return os.path.join(path, max(written, key=written.__getitem__)) if written else None
-    others = [name for name in written if name not in has_manifests and written[name] > info.time.timestamp() * 1e9]
+    committed = info.time.timestamp() * 1e9 if info.time is not None else 0.0
+    others = [name for name in written if name not in has_manifests and written[name] > committed]
     if others:
         _log.warning(
             "ckptd: %s is newer than %s, but another program has saved it, so it does not count: load it by its path",
