@@ -243,6 +243,14 @@ def test_root_without_a_daemon_passes_over_suspect_checkpoints(run: Any) -> None
         assert [passed.suspect != "" for passed in latest.passed_over] == [True]
 
 
+def test_every_list_has_the_metrics_of_each_checkpoint(daemon: Any, run: Any) -> None:
+    for step, loss in ((1, 2.5), (2, 1.5)):
+        run.save(f"step_{step}", files={"a": b""}, step=step, metrics={"loss": loss}).wait()
+    reader = ckptd.connect(daemon.endpoint).open(run.root)
+    for listed in (run.list(), reader.list(), ckptd.open_root(run.root).list()):
+        assert [(info.tag, info.metrics) for info in listed] == [("step_2", {"loss": 1.5}), ("step_1", {"loss": 2.5})]
+
+
 def test_long_names_are_cut_to_what_a_checkpoint_can_keep(run: Any) -> None:
     state = {"é" * 500: torch.tensor(NAN)}
     with pytest.warns(ckptd.NonFiniteWarning):
