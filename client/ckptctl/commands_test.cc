@@ -15,8 +15,11 @@
 #include "gtest/gtest.h"
 #include "storage/base/crc32c.h"
 #include "storage/base/errors.h"
+#include "storage/commit/shared_layout.h"
+#include "storage/commit/shared_record.h"
 #include "storage/format/manifest.h"
 #include "storage/format/names.h"
+#include "storage/fs/posix_file_system.h"
 
 namespace ckptd::ctl {
 namespace {
@@ -185,6 +188,26 @@ TEST_F(CommandsTest, ListsAndDescribesARootFromDiskWithoutADaemon) {
     EXPECT_THAT(out_.str(), AllOf(HasSubstr("/checkpoints/step_2\n"), HasSubstr("dir/model.bin"),
                                   HasSubstr("4.0 KiB (4100 bytes) in 1 file of 1 rank")));
   }
+}
+
+TEST_F(CommandsTest, DescribeFromDiskPassesOverWhatTheNodesOfASharedRootCallDamaged) {
+  MakeCheckpoint("step_1", 1);
+  MakeCheckpoint("step_2", 2);
+  const absl::StatusOr<std::unique_ptr<FileSystem>> fs = MakePosixFileSystem();
+  ASSERT_TRUE(fs.ok()) << fs.status();
+  const absl::StatusOr<Handle> root = OpenRootDirectory(root_, std::nullopt);
+  ASSERT_TRUE(root.ok()) << root.status();
+  const ScopedHandle owned((*fs).get(), *root);
+  const absl::StatusOr<SharedLayout> layout = OpenSharedLayout((*fs).get(), *root);
+  ASSERT_TRUE(layout.ok()) << layout.status();
+  storage::v1::SharedRunRecord record;
+  storage::v1::Damage damage;
+  damage.set_message("a wrong checksum");
+  SetDamage(record, "step_2", 2, damage);
+  ASSERT_TRUE(SharedRecords(&*layout).Store(record, 1).ok());
+  context_.endpoint = "unix:" + (root_ / "no.sock").string();
+  EXPECT_EQ(*Describe(context_, root_ / "latest"), kOk);
+  EXPECT_THAT(out_.str(), HasSubstr("/checkpoints/step_1\n"));
 }
 
 TEST_F(CommandsTest, ListFromDiskPrintsTheSameJsonAsADaemon) {

@@ -13,6 +13,8 @@
 #include "storage/commit/checkpoint_dir.h"
 #include "storage/commit/records.h"
 #include "storage/commit/scan.h"
+#include "storage/commit/shared_layout.h"
+#include "storage/commit/shared_record.h"
 #include "storage/format/names.h"
 #include "storage/format/run_name.h"
 #include "storage/fs/posix_file_system.h"
@@ -78,6 +80,21 @@ v1::Damage ToWire(const storage::v1::Damage& mark) {
   return damage;
 }
 
+// Returns the record of a root that several nodes share; an empty one of another root.
+absl::StatusOr<storage::v1::SharedRunRecord> LoadSharedRecord(FileSystem& fs, Handle ours) {
+  constexpr int kLooks = 5;  // The coordinator of the next term removes the records of earlier ones.
+  SharedLayout layout;
+  layout.fs = &fs;
+  absl::StatusOr<ScopedHandle> shared = OpenScoped(fs, ours, kSharedDirectory, OpenMode::kDirectory);
+  if (IsMissing(shared.status())) return storage::v1::SharedRunRecord();
+  if (!shared.ok()) return shared.status();
+  layout.shared = *std::move(shared);
+  absl::StatusOr<storage::v1::SharedRunRecord> record = SharedRecords(&layout).Load({});
+  for (int look = 1; look < kLooks && absl::IsUnavailable(record.status()); ++look)
+    record = SharedRecords(&layout).Load({});
+  return record;
+}
+
 // Adds the pins and damage marks that the root's records have.
 absl::Status AddMarks(FileSystem& fs, Handle root, v1::ListCheckpointsResponse* list) {
   const absl::StatusOr<ScopedHandle> ours = OpenScoped(fs, root, kOurDirectory, OpenMode::kDirectory);
@@ -85,10 +102,19 @@ absl::Status AddMarks(FileSystem& fs, Handle root, v1::ListCheckpointsResponse* 
   if (!ours.ok()) return ours.status();
   CKPTD_ASSIGN_OR_RETURN(const Pins pins, Pins::Load(fs, ours->get()));
   CKPTD_ASSIGN_OR_RETURN(const Damages damages, Damages::Load(fs, ours->get()));
+  CKPTD_ASSIGN_OR_RETURN(const storage::v1::SharedRunRecord shared, LoadSharedRecord(fs, ours->get()));
   for (v1::Checkpoint& checkpoint : *list->mutable_checkpoints()) {
     checkpoint.set_pinned(pins.Contains(checkpoint.tag(), checkpoint.sequence()));
     const storage::v1::Damage* damage = damages.Find(checkpoint.tag(), checkpoint.sequence());
     if (damage != nullptr) *checkpoint.mutable_damage() = ToWire(*damage);
+    for (const storage::v1::Pin& pin : shared.pins().pins()) {
+      if (pin.tag() == checkpoint.tag() && pin.sequence() == checkpoint.sequence())
+        checkpoint.set_pinned(true);
+    }
+    for (const storage::v1::Damage& mark : shared.damages().damages()) {
+      if (mark.tag() == checkpoint.tag() && mark.sequence() == checkpoint.sequence())
+        *checkpoint.mutable_damage() = ToWire(mark);
+    }
   }
   return absl::OkStatus();
 }
