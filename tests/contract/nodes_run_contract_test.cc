@@ -1940,6 +1940,29 @@ TEST_P(NodesRunContract, CheckpointStaysIfOneThatMayHaveCountedGoesAlready) {
   EXPECT_TRUE(root_.tags.contains("step_1"));
 }
 
+// A node reads it, so the decision waits, and meanwhile a scan finds that one which counted is half removed.
+TEST_P(NodesRunContract, CheckpointStaysIfOneThatMayHaveCountedIsFoundHalfRemoved) {
+  for (const char* tag : {"step_1", "step_2", "step_3"}) SaveAll(tag);
+  Node& reads = Other();
+  auto reader = Ask<absl::StatusOr<std::shared_ptr<CheckpointReader>>>(
+      [&](auto done) { reads.io->OpenCheckpoint("step_1", 1, std::move(done)); });
+  ASSERT_TRUE(reader.ok()) << reader.status();
+  std::optional<absl::Status> evicted;
+  Coordinator()->run->Evict("step_1", 1, [&](const absl::Status& status) { evicted = status; });
+  RunFor(seconds(5));
+  ASSERT_FALSE(evicted.has_value()) << *evicted;
+  root_.tags.erase("step_2");
+  root_.half_removed["step_2"] = 2;
+  const auto scanned =
+      Ask<absl::StatusOr<RootSnapshot>>([&](auto done) { Coordinator()->io->Rescan(std::move(done)); });
+  ASSERT_TRUE(scanned.ok()) << scanned.status();
+  RunUntil([&] { return root_.half_removed.empty(); });
+  reader->reset();
+  RunUntil([&] { return evicted.has_value(); });
+  EXPECT_EQ(ReasonOf(*evicted), ledger_reason::kRemovalFound) << *evicted;
+  EXPECT_TRUE(root_.tags.contains("step_1"));
+}
+
 TEST_P(NodesRunContract, CheckpointsThatGoAtOnceDoNotCountForEachOther) {
   for (const char* tag : {"step_1", "step_2", "step_3", "step_4"}) SaveAll(tag);
   std::vector<std::string> removed;
