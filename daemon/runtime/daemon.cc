@@ -398,9 +398,9 @@ absl::Status Daemon::SayReady() {
   Log(LogLevel::kInfo, "serving", fields);
   Notify("READY=1");
   if (options_.ready_fd < 0) return absl::OkStatus();
-  constexpr char kReady[] = "READY\n";
+  const std::string& text = options_.ready_text;
   UniqueFd ready(options_.ready_fd);
-  if (::write(ready.get(), kReady, sizeof(kReady) - 1) != sizeof(kReady) - 1) {
+  if (::write(ready.get(), text.data(), text.size()) != static_cast<ssize_t>(text.size())) {
     return ErrnoError(errno, absl::StrCat("write READY to descriptor ", options_.ready_fd, " (--ready_fd)"));
   }
   return absl::OkStatus();
@@ -415,7 +415,7 @@ Daemon::Event Daemon::WaitForEvent(Duration timeout) {
   FeedWatchdog();
   signalfd_siginfo info{};
   if (::read(signals_.get(), &info, sizeof(info)) != sizeof(info)) return Event::kNone;
-  return info.ssi_signo == SIGHUP ? Event::kReload : Event::kEnd;
+  return info.ssi_signo == SIGHUP && options_.reload ? Event::kReload : Event::kEnd;
 }
 
 int Daemon::Serve() {

@@ -3,6 +3,7 @@
 #define CKPTD_DAEMON_RUNTIME_DAEMON_H_
 
 #include <functional>
+#include <string>
 
 #include "ckptd/config/v1/config.pb.h"
 #include "daemon/config/config.h"
@@ -16,8 +17,11 @@ struct DaemonOptions {
   // sealed saves are published, or when it had neither a session nor a sealed save for `idle_timeout`.
   bool is_private = false;
   Duration idle_timeout = std::chrono::seconds(300);
-  std::function<LoadedConfig()> reload;  // Reads the configuration again, at SIGHUP. May be null.
-  int ready_fd = -1;  // The daemon writes "READY\n" to it and closes it once it serves; -1: none.
+  // Reads the configuration again, at SIGHUP. Null: SIGHUP, such as of a terminal that is closed, ends the
+  // daemon.
+  std::function<LoadedConfig()> reload;
+  int ready_fd = -1;  // The daemon writes `ready_text` to it and closes it once it serves; -1: none.
+  std::string ready_text = "READY\n";
 };
 
 // Blocks SIGTERM and SIGINT, which end the daemon, and SIGHUP, at which it reads its configuration again, in

@@ -1,6 +1,10 @@
 // The program ckptd: flags, configuration, exit codes.
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
 #include <cerrno>
+#include <csignal>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -15,6 +19,7 @@
 #include "daemon/config/shared_folders.h"
 #include "daemon/log/log.h"
 #include "daemon/runtime/daemon.h"
+#include "daemon/runtime/local_folder.h"
 
 namespace ckptd {
 namespace {
@@ -28,6 +33,7 @@ struct Flags {
   bool is_private = false;
   int64_t idle_timeout = 300;
   int ready_fd = -1;
+  std::optional<std::string> local;  // A folder.
   ConfigOverrides overrides;
 };
 
@@ -51,11 +57,24 @@ void Declare(CLI::App& app, Flags& flags) {
   app.add_option("--io_backend", flags.overrides.io_backend,
                  "Overrides io.backend: auto, io_uring or threads");
   app.add_option("--log_level", flags.overrides.log_level, "Overrides log.level");
+  CLI::Option* local = app.add_option(
+      "--local", flags.local,
+      "Serve this user until Ctrl-C, without root and without a configuration file. Makes this "
+      "folder for the socket and the state, and prints the line that makes jobs use the daemon");
+  for (const char* other :
+       {"--config", "--check_config", "--private", "--ready_fd", "--socket_path", "--state_directory"}) {
+    local->excludes(app.get_option(other));
+  }
   app.set_version_flag("--version", std::string("ckptd ") + kVersion);
 }
 
 // Returns false if the file exists and cannot be read, or was given by --config and does not exist.
 bool ReadConfig(const Flags& flags, std::string& name, std::string& text) {
+  if (flags.local) {
+    name = "--local";
+    text = kLocalConfig;
+    return true;
+  }
   name = flags.config.value_or(kDefaultConfig);
   std::ifstream file(name);
   if (!file && !flags.config && errno == ENOENT) {
@@ -101,12 +120,33 @@ void NoteSharedFolders(const config::v1::ClusterConfig& cluster) {
   }
 }
 
+// Sets the paths that --local implies. Returns false, after a message, if its value is not a folder's path.
+bool SetLocalPaths(Flags& flags) {
+  if (flags.local->empty() || flags.local->front() == '~') {
+    std::cerr << "ckptd: --local: \"" << *flags.local
+              << "\" is not a path; a shell replaces ~ only in \"--local ~/DIR\", with a space\n";
+    return false;
+  }
+  const std::filesystem::path folder = std::filesystem::absolute(*flags.local).lexically_normal();
+  flags.local = (folder.has_filename() ? folder : folder.parent_path()).string();
+  flags.overrides.socket_path = *flags.local + "/ckptd.sock";
+  flags.overrides.state_directory = *flags.local + "/state";
+  return true;
+}
+
+// Under nohup, for example.
+bool IsHangupIgnored() {
+  struct sigaction action {};
+  return ::sigaction(SIGHUP, nullptr, &action) == 0 && action.sa_handler == SIG_IGN;
+}
+
 int Main(int argc, char** argv) {
   BlockSignals();
   Flags flags;
   CLI::App app(
       "ckptd takes checkpoints of training jobs off the training step. Example:\n"
-      "  ckptd --config=/etc/ckptd/ckptd.txtpb",
+      "  ckptd --config=/etc/ckptd/ckptd.txtpb\n"
+      "  ckptd --local ~/ckptd --pool_bytes 8GiB",
       "ckptd");
   Declare(app, flags);
   try {
@@ -115,6 +155,7 @@ int Main(int argc, char** argv) {
     return app.exit(error) == 0 ? 0 : kUsage;
   }
 
+  if (flags.local && !SetLocalPaths(flags)) return kUsage;
   LoadedConfig loaded = Load(flags);
   for (const std::string& problem : loaded.problems) std::cerr << "ckptd: " << problem << "\n";
   if (!loaded.problems.empty()) return kUsage;
@@ -126,11 +167,21 @@ int Main(int argc, char** argv) {
     return 0;
   }
   StartLog(loaded.config.log().level(), loaded.config.log().format());
-  return RunDaemon({.config = std::move(loaded.config),
-                    .is_private = flags.is_private,
-                    .idle_timeout = std::chrono::seconds(flags.idle_timeout),
-                    .reload = [flags] { return Load(flags); },
-                    .ready_fd = flags.ready_fd});
+  DaemonOptions options;
+  options.config = std::move(loaded.config);
+  options.is_private = flags.is_private;
+  options.idle_timeout = std::chrono::seconds(flags.idle_timeout);
+  options.ready_fd = flags.ready_fd;
+  if (!flags.local || IsHangupIgnored()) options.reload = [flags] { return Load(flags); };
+  if (flags.local) {
+    if (const absl::Status made = MakeLocalFolder(*flags.local); !made.ok()) {
+      std::cerr << "ckptd: --local: " << std::string(made.message()) << "\n";
+      return kUsage;
+    }
+    options.ready_fd = ::fcntl(STDOUT_FILENO, F_DUPFD_CLOEXEC, 3);
+    options.ready_text = LocalGreeting(options.config.socket_path());
+  }
+  return RunDaemon(options);
 }
 
 }  // namespace

@@ -6,6 +6,8 @@ import json
 import os
 import pathlib
 import re
+import select
+import shlex
 import signal
 import socket
 import stat
@@ -59,6 +61,87 @@ def test_every_value_out_of_range_is_named(daemon: Any) -> None:
 def test_wrong_usage_exits_2(daemon: Any, flag: str) -> None:
     done = run(daemon.arguments()[0], flag)
     assert done.returncode == 2 and done.stderr
+
+
+# ---- In a terminal
+
+
+@pytest.fixture
+def local(daemon: Any) -> Callable[..., None]:
+    """Starts the daemon as `ckptd --local`, behind a command, and takes its endpoint from the line that it prints."""
+
+    def start(*wrapper: str) -> None:
+        arguments = [*wrapper, daemon.arguments()[0], "--local", str(daemon.folder / "made/local"), "--pool_bytes=64MiB"]
+        with open(daemon.log_path, "ab") as log:
+            daemon.process = subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log)
+        assert select.select([daemon.process.stdout], [], [], TIMEOUT)[0], f"not ready after {TIMEOUT} s: {daemon.log()}"
+        # The daemon keeps its standard output: read the lines, not to the end.
+        command, assignment = shlex.split(daemon.process.stdout.readline().decode())
+        name, _, daemon.endpoint = assignment.partition("=")
+        assert (command, name) == ("export", "CKPTD_ENDPOINT"), daemon.log()
+        assert b"Ctrl-C" in daemon.process.stdout.readline()
+
+    return start
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_local_daemon_serves_the_line_that_it_prints_until_the_terminal_ends_it(
+    daemon: Any, local: Callable[..., None], trainer: Callable[..., Any], number: signal.Signals
+) -> None:
+    folder, root = daemon.folder / "made/local", daemon.folder / "root"
+    root.mkdir()
+    local()
+    assert daemon.endpoint == f"unix:{folder}/ckptd.sock"
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert stat.S_IMODE((folder / "ckptd.sock").stat().st_mode) == 0o600
+    second = run(*daemon.process.args)
+    assert second.returncode == 1 and "export" not in second.stdout and str(folder) in second.stderr
+    data = os.urandom(20 << 20)
+    trainer(daemon, root).seal("step_1", data)
+    assert daemon.end(number) == 0
+    assert (root / "step_1" / "model.bin").read_bytes() == data
+
+
+def test_local_daemon_under_nohup_outlives_the_terminal(daemon: Any, local: Callable[..., None]) -> None:
+    local("nohup")
+    daemon.process.send_signal(signal.SIGHUP)
+    daemon.wait_log("read the configuration again")
+    assert daemon.end(signal.SIGINT) == 0
+
+
+@pytest.mark.parametrize(
+    "flag",
+    ["--private", "--check_config", "--ready_fd=5", "--config=/x", "--socket_path=/x", "--state_directory=/x"],
+)
+def test_local_daemon_takes_its_folder_alone(daemon: Any, flag: str) -> None:
+    done = run(daemon.arguments()[0], "--local", str(daemon.folder / "local"), flag)
+    assert done.returncode == 2 and "--local" in done.stderr + done.stdout
+    assert not (daemon.folder / "local").exists()
+
+
+def test_local_daemon_refuses_a_folder_that_others_may_write_to(daemon: Any) -> None:
+    folder = daemon.folder / "local"
+    folder.mkdir()
+    folder.chmod(0o777)
+    done = run(daemon.arguments()[0], "--local", str(folder))
+    assert done.returncode == 2 and f"{folder} has mode 0777" in done.stderr
+    assert not list(folder.iterdir())
+
+
+def test_local_daemon_refuses_a_path_too_long_for_its_socket_before_it_makes_the_folder(daemon: Any) -> None:
+    folder = daemon.folder / ("x" * 99)
+    done = run(daemon.arguments()[0], "--local", str(folder))
+    assert done.returncode == 2 and str(folder) in done.stderr and "at most 99" in done.stderr
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("path", ["", "~/ckptd"])
+def test_local_daemon_refuses_what_is_not_a_path(daemon: Any, path: str) -> None:
+    done = subprocess.run(
+        [daemon.arguments()[0], f"--local={path}"], capture_output=True, text=True, timeout=TIMEOUT, cwd=daemon.folder
+    )
+    assert done.returncode == 2 and "--local" in done.stderr
+    assert not (daemon.folder / "~").exists()
 
 
 # ---- Start and end

@@ -13,12 +13,16 @@ import errno
 import os
 import pathlib
 import re
+import select
+import shlex
 import signal
 import subprocess
 import sys
 from typing import Dict, Iterator, List, Set, Tuple
 
 import pytest
+
+from ckptd.local_daemon import find_program
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DOCUMENTS = [
@@ -64,22 +68,22 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def test_daemon_in_a_terminal_serves_the_line_that_it_prints_until_it_is_interrupted(tmp_path: pathlib.Path) -> None:
-    arguments = [sys.executable, "-m", "ckptd", "--local", str(tmp_path / "d"), "--pool", "64MiB"]
-    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as program:
+    arguments = [find_program(), "--local", str(tmp_path / "d"), "--pool_bytes", "64MiB"]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE) as program:
         assert program.stdout is not None
-        export, _, endpoint = program.stdout.readline().strip().partition("=")
-        assert export == "export CKPTD_ENDPOINT"
+        assert select.select([program.stdout], [], [], 120)[0]
+        export = program.stdout.readline().decode()  # The daemon keeps its standard output: do not read to the end.
         code = (
             "import ckptd\nrun = ckptd.connect().run('ckpts', rank=0, world_size=1)\n"
             "run.save('a', files={'a': b'x'}).wait('committed', 60)"
         )
-        environment = {**os.environ, "CKPTD_ENDPOINT": endpoint}
-        subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, check=True, timeout=120)
+        command = f"{export}{shlex.quote(sys.executable)} -c {shlex.quote(code)}"
+        subprocess.run(["sh", "-ec", command], cwd=tmp_path, check=True, timeout=120)
         program.send_signal(signal.SIGINT)
         assert program.wait(60) == 0
     assert (tmp_path / "ckpts/a/.ckptd/manifest").exists()
     wrong = subprocess.run([*arguments[:-1], "1KiB"], capture_output=True, text=True, timeout=120)
-    assert wrong.returncode == 1 and "pool_bytes is 1024; it must be at least" in wrong.stderr
+    assert wrong.returncode == 2 and "pool.bytes: 1024 is not in [8388608" in wrong.stderr
 
 
 @pytest.mark.parametrize("name", sorted(EXAMPLES))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import select
 import signal
 import subprocess
 import sys
@@ -85,7 +86,7 @@ def test_joining_warns_of_another_pool_only_if_it_is_not_what_was_asked_in_whole
 def test_job_that_finds_no_daemon_is_told_how_to_have_one_without_root(folder: str) -> None:
     with pytest.raises(ckptd.Unavailable) as refused:
         ckptd.connect(f"unix:{folder}/none.sock")
-    assert "python -m ckptd --local" in str(refused.value) and "$CKPTD_ENDPOINT" in str(refused.value)
+    assert "ckptd --local DIR" in str(refused.value) and "$CKPTD_ENDPOINT" in str(refused.value)
 
 
 def test_killed_daemon_is_started_again_by_who_needs_it(folder: str, root: str) -> None:
@@ -221,3 +222,20 @@ def test_save_to_a_stopped_daemon_ends_at_its_timeout(folder: str, root: str) ->
         assert waited < 4.5  # It has 3 s.
         run.save("three", files={"a.bin": b"x" * 1000}).wait("committed", 60)
         assert {"one", "three"} <= set(tags(root))
+
+
+def test_program_joins_the_daemon_that_a_terminal_serves(folder: str, root: str) -> None:
+    arguments = [local_daemon.find_program(), "--local", folder + "/p", "--pool_bytes=64MiB"]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as terminal:
+        try:
+            assert terminal.stdout is not None and select.select([terminal.stdout], [], [], 60)[0]
+            assert terminal.stdout.readline().startswith(b"export CKPTD_ENDPOINT=")
+            with ckptd.LocalDaemon(folder + "/p", pool_bytes=64 << 20) as daemon, ckptd.connect(daemon.endpoint) as client:
+                assert daemon.pid == terminal.pid
+                run = client.run(root, rank=0, world_size=1)
+                run.save("t", files={"a.bin": b"x" * 1000}).wait("committed", 60)
+            assert terminal.poll() is None  # It serves until Ctrl-C.
+        finally:
+            terminal.send_signal(signal.SIGINT)
+        assert terminal.wait(60) == 0
+    assert tags(root) == ["t"]

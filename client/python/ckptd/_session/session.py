@@ -223,7 +223,7 @@ class Session:
             )
         return errors.Unavailable(
             f"no ckptd answers at {self.endpoint} ({why}); start one (systemctl start ckptd; without root: ckptd.LocalDaemon, or "
-            "python -m ckptd --local DIR in a terminal), or set $CKPTD_ENDPOINT to the one that runs",
+            "ckptd --local DIR in a terminal), or set $CKPTD_ENDPOINT to the one that runs",
             reason="UNAVAILABLE",
         )
 
