@@ -3,7 +3,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <cstdlib>
 #include <ostream>
 #include <string>
 #include <utility>
@@ -12,17 +11,31 @@
 #include "absl/strings/str_cat.h"
 #include "client/ckptctl/commands.h"
 #include "client/ckptctl/daemon_call.h"
+#include "client/ckptctl/disk_root.h"
 #include "client/ckptctl/json.h"
 #include "client/ckptctl/names.h"
 #include "client/ckptctl/render.h"
 #include "client/ckptctl/text.h"
 #include "client/cpp/handoff.h"
 #include "storage/base/errors.h"
+#include "storage/base/real_path.h"
 #include "storage/base/status_macros.h"
 #include "storage/base/unique_fd.h"
 
 namespace ckptd::ctl {
 namespace {
+
+// Refuses a directory that holds no checkpoint. The daemon makes a .ckptd in each root that it attaches, and
+// must not do so in a directory that is no root, such as a checkpoint. NOT_FOUND, reason NO_CHECKPOINT.
+absl::Status CheckIsRoot(const std::string& path) {
+  const absl::StatusOr<DiskRoot> root = ReadDiskRoot(path);
+  if (!root.ok()) return root.status();
+  if (!root->checkpoints.checkpoints().empty() || !root->checkpoints.foreign().empty())
+    return absl::OkStatus();
+  return MakeError(
+      absl::StatusCode::kNotFound, "NO_CHECKPOINT",
+      absl::StrCat(path, " holds no checkpoint to adopt; name the directory that holds the checkpoints"));
+}
 
 // Attaches a root that the daemon has never seen, as a trainer would. The run then belongs to the user who
 // does this, so the caller must be the owner of the root.
@@ -37,10 +50,8 @@ absl::StatusOr<std::string> Attach(const Context& context, const std::string& ro
         absl::StrCat("the daemon does not know ", root, " yet, and the directory belongs to uid ",
                      stat.st_uid, "; run this command as that user, who will own the run"));
   }
-  char* const real = realpath(root.c_str(), nullptr);
-  if (real == nullptr) return ErrnoError(errno, root);
-  const std::string path(real);
-  std::free(real);
+  CKPTD_ASSIGN_OR_RETURN(const std::string path, RealPath(root));
+  CKPTD_RETURN_IF_ERROR(CheckIsRoot(path));
   CKPTD_ASSIGN_OR_RETURN(const client::Endpoint endpoint, client::ParseEndpoint(context.endpoint));
   CKPTD_ASSIGN_OR_RETURN(std::unique_ptr<client::Handoff> handoff,
                          client::Handoff::Connect(endpoint.handoff_path));

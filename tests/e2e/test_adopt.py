@@ -171,6 +171,21 @@ def test_owner_attaches_unknown_root_before_adoption(daemon, root):
     assert missing.returncode == 1 and "UNKNOWN_RUN" in missing.stderr
 
 
+def test_directory_without_a_checkpoint_is_refused_and_stays_as_it_is(daemon, root):
+    make_foreign(root, "theirs", 1)
+    make_foreign(root, "unfinished", 1, finished=False)
+    os.mkdir(os.path.join(root, "ours"))
+    with ckptd.connect(daemon.endpoint) as client:
+        run = client.run(os.path.join(root, "ours"), rank=0, world_size=1)
+        run.save("step_1", files={"a.bin": b"x"}).wait("committed", 60)
+    # The first holds no checkpoint at all, the others are checkpoints: of NxD, finished and not, and of ckptd.
+    for path in ("theirs/model", "theirs", "unfinished", "ours/step_1"):
+        before = sorted(os.walk(os.path.join(root, path)))
+        refused = ckptctl("adopt", os.path.join(root, path), endpoint=daemon.endpoint, check=False)
+        assert refused.returncode == 1 and "name the directory that holds the checkpoints" in refused.stderr, path
+        assert sorted(os.walk(os.path.join(root, path))) == before
+
+
 def test_daemon_killed_during_adoption_leaves_each_checkpoint_foreign_or_ours(daemon, root):
     make_foreign(root, "theirs", 1)  # Adopting attaches the root.
     adopt(daemon, root)
