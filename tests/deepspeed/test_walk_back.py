@@ -33,6 +33,7 @@ DAMAGES = {
     "removed tag": (lambda root: shutil.rmtree(f"{root}/b"), "a"),
     "latest names nothing": (lambda root: write(f"{root}/latest", "zzz"), "b"),
     "latest is empty": (lambda root: write(f"{root}/latest", ""), "b"),
+    "latest is missing": (lambda root: os.unlink(f"{root}/latest"), "b"),
 }
 
 
@@ -60,7 +61,18 @@ def test_load_walks_back(pair, saved, root, damage, with_daemon):
     texts = pair.do("said")[0]
     if with_daemon or damage == "no manifest":
         return  # The daemon has already made `latest` name another checkpoint.
-    assert [text for text in texts if "loading the next older checkpoint" in text or "latest is empty" in text], texts
+    reasons = ("loading the next older checkpoint", "latest is empty", "latest is missing")
+    assert [text for text in texts if any(reason in text for reason in reasons)], texts
+
+
+def test_load_begins_anew_where_no_checkpoint_was_saved_with_latest(pair, root):
+    pair.do("made = states.engine(1, checkpoint_engine=CheckpointEngine(wait='committed'))")
+    assert pair.do(f"made.load_checkpoint({root!r})[0]") == [None, None]
+    pair.do(f"states.train(made); made.save_checkpoint({root!r}, 'best', save_latest=False)")
+    assert pair.do(f"made.load_checkpoint({root!r})[0]") == [None, None]
+    pair.do(f"made.save_checkpoint({root!r}, 'newest'); made.save_checkpoint({root!r}, 'best-2', save_latest=False)")
+    os.unlink(f"{root}/latest")
+    assert [os.path.basename(os.path.dirname(path)) for path in pair.do(f"made.load_checkpoint({root!r})[0]")] == ["newest"] * 2
 
 
 def test_tag_that_is_not_there_is_not_found(pair, root):

@@ -653,3 +653,24 @@ def open_root(path: "Union[str, os.PathLike[str]]") -> Root:
         NotFound: the path is not a directory.
     """
     return Root(path)
+
+
+def has_pointer(path: str, name: str) -> bool:
+    """Returns whether a committed checkpoint was saved with a pointer of a name (see :meth:`Run.save`).
+
+    Args:
+        path (str): the checkpoint's directory.
+
+    Returns:
+        bool: ``False`` also if its manifest is gone or damaged.
+    """
+    try:
+        directory = os.open(path, _DIRECTORY)
+    except OSError:
+        return False
+    try:
+        return name in read_summary(directory, path).pointers
+    except (OSError, errors.Corrupt):
+        return False
+    finally:
+        os.close(directory)

@@ -15,7 +15,7 @@ from ckptd.deepspeed._needed import needed_files
 from ckptd.deepspeed._process import Place, await_sealed, process
 from ckptd.deepspeed._reshard import Resharded, reshard
 from ckptd.deepspeed._saved_parts import Files
-from ckptd.restore import Checkpoint, open_root
+from ckptd.restore import Checkpoint, has_pointer, open_root
 
 _log = logging.getLogger("ckptd")
 _LATEST = "latest"
@@ -123,7 +123,7 @@ def load_checkpoint(
     """Loads a checkpoint into an engine, as DeepSpeed's load_checkpoint() with the same arguments.
 
     Without a tag it is the one that `latest` names. If that is not there, or a rank finds it damaged, all ranks load the
-    next older one.
+    next older one. If `latest` itself is gone, they load the newest checkpoint that was saved with it.
     What is in flight is waited for. It may have been saved by another number of data-parallel ranks. If the engine loads
     universal checkpoints, and there is none, it is made.
 
@@ -164,16 +164,20 @@ def load_checkpoint(
 
 
 def _candidates(root: str, tag: Optional[str]) -> List[str]:
-    """Returns the tags to try, in order; none if there is no tag and no `latest`."""
+    """Returns the tags to try, in order; none if there is no tag, no `latest`, and no checkpoint that was saved with one."""
     run = process.run_to_read(root)
     if run is not None:
         await_sealed(run, process.settings.timeout, None if tag is None else str(tag))
     if tag is not None:
         return [str(tag)]
     latest = _read_latest(root)
-    if latest is None:
-        return []
     infos = run.list() if run is not None else open_root(root).list()
+    if latest is None:
+        infos = [info for info in infos if not info.damage and has_pointer(os.path.join(root, info.tag), _LATEST)]
+        if infos:
+            path = os.path.join(root, _LATEST)
+            _log.warning("ckptd: %s is missing: the newest checkpoint that was saved with it, %s, is loaded", path, infos[0].tag)
+        return [info.tag for info in infos]
     whole = [info for info in infos if not info.damage and info.tag != latest]
     named = next((info.sequence for info in infos if info.tag == latest), None)
     if named is not None:
