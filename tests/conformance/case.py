@@ -13,6 +13,8 @@ import math
 import os
 import pathlib
 import signal
+import sys
+import time
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 import torch
@@ -105,6 +107,68 @@ def kill(child: int) -> None:
     _, status = os.waitpid(child, 0)
     if os.waitstatus_to_exitcode(status) != -signal.SIGKILL:
         raise AssertionError(f"the process has ended by itself, with status {status}")
+
+
+def on_ranks(count: int, work: Callable[[int], None]) -> None:
+    """Calls work(rank) in as many forked processes at once, and waits for them. Raises what the first of them has raised."""
+    pipes, children = [], []
+    for rank in range(count):
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            message = ""
+            try:
+                work(rank)
+            except BaseException as error:
+                message = f"{type(error).__name__}: {error}"
+            os.write(write, message.encode(errors="replace")[:2000])
+            os._exit(0)  # Without the handlers of the process that it was forked from.
+        os.close(write)
+        pipes.append(read)
+        children.append(child)
+    messages = []
+    for rank, (read, child) in enumerate(zip(pipes, children)):
+        with open(read, errors="replace") as file:
+            messages.append(file.read())
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        if status != 0:
+            messages.append(f"rank {rank} ended with status {status}")
+    for message in messages:
+        if message:
+            raise RuntimeError(message)
+
+
+def killed_within(prepare: Callable[[], Callable[[], None]], eighth: int) -> None:
+    """Forks a process that calls what `prepare` returns twice, and kills itself in the second call: when that has made so many eighths
+    of the calls of functions that the first one made. So the point does not depend on how long the work takes.
+    """
+    child = os.fork()
+    if child == 0:
+        try:
+            work = prepare()
+            made = [0]
+
+            def count(*_: object) -> None:
+                made[0] += 1
+
+            sys.setprofile(count)
+            work()
+            sys.setprofile(None)
+            left = [made[0] * eighth // 8 + 1]
+
+            def count_down(*_: object) -> None:
+                left[0] -= 1
+                if left[0] == 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+            sys.setprofile(count_down)
+            work()
+            os.kill(os.getpid(), signal.SIGKILL)  # The second call has made fewer calls than the first one.
+        finally:
+            os._exit(1)
+    _, status = os.waitpid(child, 0)
+    if os.waitstatus_to_exitcode(status) != -signal.SIGKILL:
+        raise AssertionError(f"the process has ended by itself, with status {os.waitstatus_to_exitcode(status)}")
 
 
 def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
@@ -218,6 +282,17 @@ def flip_a_byte(folder: pathlib.Path, contains: bytes) -> None:
 def files_of(path: pathlib.Path) -> List[pathlib.Path]:
     """Returns the files of a checkpoint that is a file or a folder."""
     return [path] if path.is_file() else sorted(each for each in path.rglob("*") if each.is_file())
+
+
+def names_when(folder: pathlib.Path, condition: Callable[[List[str]], bool], seconds: float = 20) -> List[str]:
+    """Returns the names in a folder, once the condition holds for them, or when the time is over: ckptd removes checkpoints
+    some time after the save that makes them superfluous."""
+    end = time.monotonic() + seconds
+    while True:
+        names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
+        if condition(names) or time.monotonic() > end:
+            return names
+        time.sleep(0.05)
 
 
 def bytes_of(path: pathlib.Path) -> int:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import pathlib
+import shutil
 import sys
+import tempfile
 from typing import Any, Dict, List, Optional, Tuple
 
 import torch
@@ -185,10 +187,164 @@ class CkptdTransformers:
         ckptd.transformers.wait(60)
 
 
+class StockDeepspeed:
+    """Engines of DeepSpeed. ckptd.deepspeed.install() serves the engines to come, so each library says first whose they are."""
+
+    name = "DeepSpeed"
+
+    def choose(self) -> None:
+        """Makes the engines that this process initializes from now on those of this library."""
+        installed = sys.modules.get("ckptd.deepspeed")
+        if installed is not None:
+            installed.uninstall()
+
+    def whole_weights(self, root: pathlib.Path) -> Dict[str, torch.Tensor]:
+        from deepspeed.utils import zero_to_fp32
+
+        self.choose()
+        return zero_to_fp32.get_fp32_state_dict_from_zero_checkpoint(str(root))
+
+    def finish(self, root: pathlib.Path) -> None:
+        """Waits as the end of a process does. Nothing is in flight: save_checkpoint writes before it returns."""
+
+
+class CkptdDeepspeed(StockDeepspeed):
+    name = "ckptd"
+
+    def __init__(self) -> None:
+        import ckptd.deepspeed
+
+        ckptd.deepspeed.configure(timeout=60)
+
+    def choose(self) -> None:
+        import ckptd.deepspeed
+
+        ckptd.deepspeed.install()
+
+    def whole_weights(self, root: pathlib.Path) -> Dict[str, torch.Tensor]:
+        import ckptd.deepspeed
+
+        return ckptd.deepspeed.get_fp32_state_dict_from_zero_checkpoint(str(root))
+
+    def finish(self, root: pathlib.Path) -> None:
+        from ckptd.deepspeed._waiting import await_saves
+
+        await_saves(root)
+
+
+class StockAccelerate:
+    """save_state and load_state of accelerate: a checkpoint is a folder."""
+
+    name = "accelerate"
+
+    def accelerator(self, root: pathlib.Path, limit: Optional[int] = None) -> Any:
+        """Returns an Accelerator that saves below the root; limit: how many checkpoints it keeps."""
+        import accelerate
+
+        project = accelerate.utils.ProjectConfiguration(str(root), automatic_checkpoint_naming=limit is not None, total_limit=limit)
+        return accelerate.Accelerator(cpu=True, project_config=project)
+
+    def save(self, accelerator: Any, path: pathlib.Path, **options: Any) -> None:
+        """With a limit accelerate chooses the place itself: checkpoints/checkpoint_N."""
+        limited = accelerator.project_configuration.automatic_checkpoint_naming
+        accelerator.save_state(None if limited else str(path), **options)
+
+    def load(self, accelerator: Any, path: pathlib.Path) -> None:
+        accelerator.load_state(str(path))
+
+    def newest(self, folder: pathlib.Path) -> Optional[pathlib.Path]:
+        """What users take: the folder with the highest number."""
+        found = [path for path in folder.iterdir() if path.name.startswith("checkpoint_")]
+        return max(found, key=lambda path: int(path.name[len("checkpoint_") :]), default=None)
+
+
+class CkptdAccelerate:
+    """The recipe of docs/frameworks.md, "accelerate"."""
+
+    name = "ckptd"
+
+    def __init__(self) -> None:
+        self._runs: Dict[str, Any] = {}
+        self._limits: Dict[str, Optional[int]] = {}
+
+    def accelerator(self, root: pathlib.Path, limit: Optional[int] = None) -> Any:
+        import accelerate
+
+        self._limits[os.path.realpath(root / "checkpoints")] = limit
+        return accelerate.Accelerator(cpu=True)
+
+    def save(self, accelerator: Any, path: pathlib.Path, **options: Any) -> None:
+        import ckptd
+
+        root = os.path.realpath(path.parent)
+        if root not in self._runs:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            kept = {} if self._limits.get(root) is None else {"num_kept_ckpts": self._limits[root]}
+            self._runs[root] = ckptd.connect().run(root, rank=0, world_size=1, **kept)
+        folder = tempfile.mkdtemp(prefix="accelerate-", dir="/dev/shm")
+        try:
+            accelerator.save_state(folder, **options)
+            names = [os.path.relpath(os.path.join(place, name), folder) for place, _, names in os.walk(folder) for name in names]
+            files = {name: ckptd.File(os.path.join(folder, name)) for name in names}
+            saved = self._runs[root].save(path.name, files=files, ranks=[0], timeout=60)
+        finally:
+            shutil.rmtree(folder)
+        saved.wait("committed", 60)
+
+    def load(self, accelerator: Any, path: pathlib.Path) -> None:
+        import ckptd
+
+        try:
+            checkpoint = ckptd.open_root(path.parent).open(path.name)
+        except ckptd.NotFound:
+            pass  # accelerate itself has saved it.
+        else:
+            with checkpoint:
+                for name in checkpoint.files:
+                    checkpoint.read(name)  # Verifies it.
+        accelerator.load_state(str(path))
+
+    def newest(self, folder: pathlib.Path) -> Optional[pathlib.Path]:
+        import ckptd
+
+        latest = ckptd.open_root(folder).latest()
+        return folder / latest.tag if latest else None
+
+
+class StockTorchtnt:
+    """TorchTNT's saver for PyTorch Distributed Checkpoint."""
+
+    name = "TorchTNT"
+
+    @property
+    def saver(self) -> Any:
+        from torchtnt.framework.callbacks.dcp_saver import DistributedCheckpointSaver
+
+        return DistributedCheckpointSaver
+
+
+class CkptdTorchtnt:
+    name = "ckptd"
+
+    def __init__(self) -> None:
+        import ckptd.dcp
+
+        ckptd.dcp.configure(timeout=60)
+
+    @property
+    def saver(self) -> Any:
+        from ckptd.torchtnt import CheckpointSaver
+
+        return CheckpointSaver
+
+
 # Stock, and ckptd. They are made in the process that runs the case.
 PAIRS: Dict[str, Tuple[Any, Any]] = {
     "torch": (StockTorch, CkptdTorch),
     "dcp": (StockDcp, CkptdDcp),
     "lightning": (StockLightning, CkptdLightning),
     "transformers": (StockTransformers, CkptdTransformers),
+    "accelerate": (StockAccelerate, CkptdAccelerate),
+    "deepspeed": (StockDeepspeed, CkptdDeepspeed),
+    "torchtnt": (StockTorchtnt, CkptdTorchtnt),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import importlib.metadata
 import pathlib
 import re
 from typing import Dict, List, Mapping
@@ -31,8 +32,9 @@ the other. It writes this page. `tools/test` runs each of them with ckptd alone.
 | **hang** | it did not end within two minutes |
 
 "ckptd > stock" is saved by ckptd and loaded by the stock library, "stock > ckptd" the other way round; "-" where there is no
-such way. The libraries are {versions}. A report is a link to
-what somebody has met, in one of these libraries or in another one; the sentence is what should hold.
+such way. With accelerate, which has no adapter, ckptd is [the loop of frameworks.md](frameworks.md#accelerate). A report is a link
+to what somebody has met, in one of these libraries or in another one; the sentence is what should hold. The libraries are
+{versions}.
 
 {summary}
 """
@@ -41,12 +43,8 @@ _COLUMNS = {"stock": "stock", "ckptd": "ckptd", "ckptd, then stock": "ckptd > st
 
 
 def versions() -> str:
-    import pytorch_lightning
-    import torch
-    import transformers
-
-    found = (("torch", torch), ("pytorch-lightning", pytorch_lightning), ("transformers", transformers))
-    return ", ".join(f"{name} {module.__version__.partition('+')[0]}" for name, module in found)
+    names = ("torch", "pytorch-lightning", "transformers", "accelerate", "deepspeed", "torchtnt")
+    return ", ".join(f"{name} {importlib.metadata.version(name).partition('+')[0]}" for name in names)
 
 
 def text_of(cases: List[Case], results: Results, versions: str, before: str = "") -> str:

@@ -141,7 +141,9 @@ def _await(child: int, read: int, seconds: float) -> Result:
 
 def preload() -> None:
     """Imports what most cases need, once for all of their processes."""
-    for name in ("torch", "torch.distributed.checkpoint", "numpy", "pytorch_lightning", "transformers"):
+    os.environ.update(DS_ACCELERATOR="cpu", DS_BUILD_OPS="0")  # Without them DeepSpeed asks for a GPU and a compiler.
+    names = "torch torch.distributed.checkpoint numpy pytorch_lightning transformers accelerate deepspeed torchtnt.framework.train"
+    for name in names.split():
         importlib.import_module(name)
 
 

@@ -16,7 +16,7 @@ import torch
 
 from conformance import page, runner
 from conformance.__main__ import defects
-from conformance.case import CASES, ERROR, HANG, LOST, RIGHT, WRONG, Case, Lost, Wrong, refused
+from conformance.case import CASES, ERROR, HANG, LOST, RIGHT, WRONG, Case, Lost, Wrong, killed_within, on_ranks, refused
 
 ALL = runner.load_cases()
 
@@ -95,6 +95,33 @@ def test_runner_tells_what_a_case_has_found(run: Any, outcome: str) -> None:
 def test_runner_ends_a_case_that_hangs() -> None:
     result = runner.run(a_case(hang), "stock", deadline=0.5)
     assert result == runner.Result(HANG, "it did not end within 0.5 s")
+
+
+def test_ranks_of_a_case_run_at_once_and_their_error_is_raised(tmp_path: pathlib.Path) -> None:
+    on_ranks(3, lambda rank: (tmp_path / str(rank)).touch())
+    assert sorted(os.listdir(tmp_path)) == ["0", "1", "2"]
+
+    def fail(rank: int) -> None:
+        if rank == 1:
+            raise ValueError("of the second one")
+
+    with pytest.raises(RuntimeError, match="^ValueError: of the second one$"):
+        on_ranks(3, fail)
+
+
+def test_process_is_killed_within_the_second_call_of_its_work(tmp_path: pathlib.Path) -> None:
+    def prepare(path: pathlib.Path) -> Any:
+        def work() -> None:
+            for _ in range(100):
+                with open(path, "a") as file:
+                    file.write("x")
+
+        return work
+
+    for eighth in range(8):
+        path = tmp_path / str(eighth)
+        killed_within(lambda path=path: prepare(path), eighth)
+        assert abs(len(path.read_text()) - (100 + 100 * eighth // 8)) <= 2
 
 
 def test_threads_of_a_case_may_compute_at_once() -> None:
