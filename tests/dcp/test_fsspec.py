@@ -38,6 +38,16 @@ def test_checkpoint_of_a_url_is_replaced_whole(alone, root):
     assert sorted(os.listdir(f"{root}/last")) == [".ckptd", ".metadata", "__0_0.distcp"]
 
 
+def test_file_in_a_folder_of_a_checkpoint_is_listed_and_read(alone, root):
+    alone.do(f"{REGISTER}\nfs = fsspec.filesystem('ckptd')")
+    alone.do(f"ckptd.dcp.run({root!r}).save('step-1', files={{'unet/config.json': b'1234', 'a.bin': b'5'}}).wait('committed', 60)")
+    url = f"ckptd://{root}/step-1/unet/config.json"
+    assert alone.do(f"fs.cat_file({url!r}).decode()") == "1234"
+    assert alone.do(f"fs.ls({url!r}, detail=False)") == [f"{root}/step-1/unet/config.json"]
+    assert alone.do(f"fs.find('ckptd://{root}/step-1')") == [f"{root}/step-1/a.bin", f"{root}/step-1/unet/config.json"]
+    assert 'step-1 has no file "unet/none"' in alone.fails(f"fs.cat_file('ckptd://{root}/step-1/unet/none')").message
+
+
 def test_missing_checkpoint_and_wrong_uses_of_a_url_are_errors_that_say_so(alone, root):
     alone.do(f"{REGISTER}\nfs = fsspec.filesystem('ckptd')")
     assert "no checkpoint" in alone.fails(f"fs.open('ckptd://{root}/none/.metadata', 'rb')").message

@@ -14,6 +14,7 @@ from typing import Any, Dict, List, Set, Tuple
 from fsspec.spec import AbstractFileSystem
 
 from ckptd import errors
+from ckptd._checkpoint_paths import has_manifest
 from ckptd._paths import open_regular
 from ckptd._saving.file_values import File
 from ckptd.dcp import _directory, _names
@@ -26,8 +27,9 @@ _TIMEOUT = 120.0  # Seconds to wait for room.
 class CkptdFileSystem(AbstractFileSystem):  # type: ignore[misc]
     """Checkpoints as directories, ``ckptd:///ROOT/TAG``, and the files in them.
 
-    It serves what DCP's FsspecWriter and FsspecReader do, listing, and the removal of checkpoints. A file that is
-    being written is seen by its own process only. One rank renames; the other ranks have closed their files before.
+    It serves what DCP's FsspecWriter and FsspecReader do, reading and listing of any checkpoint, and the removal of
+    checkpoints. A file that is being written is seen by its own process only. One rank renames; the other ranks have
+    closed their files before.
     """
 
     protocol = "ckptd"
@@ -53,20 +55,22 @@ class CkptdFileSystem(AbstractFileSystem):  # type: ignore[misc]
         return {"name": text, "size": os.stat(text).st_size, "type": kind}
 
     def ls(self, path: str, detail: bool = True, **kwargs: Any) -> List[Any]:
-        """Lists a directory, without what is ckptd's own."""
+        """Lists a directory, without what is ckptd's own, or a file alone."""
         text = self._strip_protocol(path)
+        if os.path.isfile(text):
+            return [self.info(text)] if detail else [text]
         found = [os.path.join(text, name) for name in sorted(os.listdir(text)) if not name.startswith(".ckptd")]
         return [self.info(one) for one in found] if detail else found
 
     def _open(self, path: str, mode: str = "rb", **kwargs: Any) -> Any:
         """Opens a file: of a committed checkpoint to read, of one that is being made to write."""
+        if mode == "rb":
+            return _Reading(*_split_committed(self._strip_protocol(path)))
         place, name = _split(self._strip_protocol(path))
         if mode == "wb":
             folder = _incoming(place)
             os.makedirs(folder, exist_ok=True)
             return _Unsynced(os.path.join(folder, name))
-        if mode == "rb":
-            return _Reading(place, name)
         raise ValueError(f'the mode is "{mode}"; files of ckptd:// are opened with "rb" or "wb"')
 
     def rename(self, path1: str, path2: str, **kwargs: Any) -> None:
@@ -175,6 +179,16 @@ def _files_of(metadata: str) -> List[str]:
 def _split(path: str) -> Tuple[Place, str]:
     folder, name = os.path.split(path)
     return place_of(folder), name
+
+
+def _split_committed(path: str) -> Tuple[Place, str]:
+    """Returns the checkpoint that a file is in, and its name there: that may have folders."""
+    folder = os.path.dirname(path)
+    while folder not in ("", "/"):
+        if has_manifest(folder):
+            return place_of(folder), os.path.relpath(path, folder)
+        folder = os.path.dirname(folder)
+    return _split(path)
 
 
 def _incoming(place: Place) -> str:
