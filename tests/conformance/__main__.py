@@ -8,7 +8,7 @@ import sys
 import tempfile
 from typing import Dict, List
 
-from conformance import page, runner
+from conformance import page, runner, upstream
 from conformance.case import HANG, LOST, RIGHT, WRONG, Case
 
 
@@ -18,7 +18,10 @@ def main() -> int:
         "--only", metavar="NAME", action="append", help="these cases alone, such as 'lightning_*'; the page is not written"
     )
     parser.add_argument("--update", action="store_true", help="with --only: write the rows of these cases, and keep the others")
+    parser.add_argument("--upstream", action="store_true", help="run the tests of other projects instead, and write their rows")
     options = parser.parse_args()
+    if options.upstream:
+        return upstream.main()
     every = runner.load_cases()
     chosen = [each for each in every if not options.only or any(fnmatch.fnmatch(each.name, name) for name in options.only)]
     if not chosen:

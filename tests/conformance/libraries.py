@@ -270,8 +270,12 @@ class CkptdAccelerate:
     def accelerator(self, root: pathlib.Path, limit: Optional[int] = None) -> Any:
         import accelerate
 
-        self._limits[os.path.realpath(root / "checkpoints")] = limit
+        self.set_limit(root / "checkpoints", limit)
         return accelerate.Accelerator(cpu=True)
+
+    def set_limit(self, root: pathlib.Path, limit: Optional[int]) -> None:
+        """Sets how many checkpoints a root keeps, before the first save there."""
+        self._limits[os.path.realpath(root)] = limit
 
     def save(self, accelerator: Any, path: pathlib.Path, **options: Any) -> None:
         import ckptd
@@ -291,7 +295,7 @@ class CkptdAccelerate:
             shutil.rmtree(folder)
         saved.wait("committed", 60)
 
-    def load(self, accelerator: Any, path: pathlib.Path) -> None:
+    def load(self, accelerator: Any, path: pathlib.Path, **options: Any) -> None:
         import ckptd
 
         try:
@@ -302,7 +306,7 @@ class CkptdAccelerate:
             with checkpoint:
                 for name in checkpoint.files:
                     checkpoint.read(name)  # Verifies it.
-        accelerator.load_state(str(path))
+        accelerator.load_state(str(path), **options)
 
     def newest(self, folder: pathlib.Path) -> Optional[pathlib.Path]:
         import ckptd

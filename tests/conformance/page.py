@@ -39,12 +39,30 @@ to what somebody has met, in one of these libraries or in another one; the sente
 {summary}
 """
 
+UPSTREAM = """
+## Tests of other projects
+
+The tests of checkpoints that other projects publish on the package index, run as they are: with the project's own code, and with
+ckptd in its place. `tools/conformance --upstream` downloads and runs them. What fsspec's specification of file systems
+says of reading is run by `tools/test` (`tests/dcp/test_fsspec_specification.py`). The source distributions of Lightning, TorchTNT and
+DeepSpeed have no tests, that of transformers has parts that do not run by themselves, and PyTorch publishes none.
+
+| tests | passed by the project alone | passed with ckptd | skipped here | saves through ckptd |
+| --- | --- | --- | --- | --- |
+{rows}
+"""
+
 _COLUMNS = {"stock": "stock", "ckptd": "ckptd", "ckptd, then stock": "ckptd > stock", "stock, then ckptd": "stock > ckptd"}
 
 
 def versions() -> str:
     names = ("torch", "pytorch-lightning", "transformers", "accelerate", "deepspeed", "torchtnt")
     return ", ".join(f"{name} {importlib.metadata.version(name).partition('+')[0]}" for name in names)
+
+
+def with_upstream(text: str, rows: List[str]) -> str:
+    """Returns the page with what a run of the tests of other projects has found."""
+    return text.partition(UPSTREAM.partition("\n\n")[0])[0] + UPSTREAM.format(rows="\n".join(rows))
 
 
 def text_of(cases: List[Case], results: Results, versions: str, before: str = "") -> str:
@@ -58,7 +76,8 @@ def text_of(cases: List[Case], results: Results, versions: str, before: str = ""
     for area, of_area in areas.items():
         head = "| what must hold | reports | " + " | ".join(_COLUMNS.values()) + " |\n| --- | --- |" + " --- |" * len(_COLUMNS)
         parts.append("\n".join([f"## {area}\n", head, *of_area]) + "\n")
-    return "\n".join(parts)
+    head = UPSTREAM.partition("\n\n")[0]
+    return "\n".join(parts) + "".join(before.partition(head)[1:])
 
 
 def _row(each: Case, results: Mapping[str, Result]) -> str:

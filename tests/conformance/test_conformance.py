@@ -7,6 +7,8 @@ import dataclasses
 import os
 import pathlib
 import re
+import subprocess
+import sys
 import threading
 import time
 from typing import Any, Iterator
@@ -177,3 +179,34 @@ def test_library_of_a_case_is_the_one_that_it_names_whoever_was_used_before(tmp_
     each = dataclasses.replace(a_case(who), framework="dcp")
     for variant in runner.VARIANTS:
         assert runner.run(each, variant) == runner.Result(RIGHT)
+
+
+def test_page_keeps_what_the_tests_of_other_projects_have_found() -> None:
+    result = {"stock": runner.Result(RIGHT), "ckptd": runner.Result(RIGHT)}
+    text = page.text_of([a_case(None)], {"planted": result}, "torch 1")
+    one = page.with_upstream(text, ["| a 1, `tests/b.py` | 1 of 2 | 1 of 2 | 1 | 3 |"])
+    assert page.text_of([a_case(None)], {"planted": result}, "torch 1", one) == one
+    assert page.with_upstream(one, ["| another |"]).count("## Tests of other projects") == 1
+
+
+def test_plugin_for_the_tests_of_accelerate_saves_and_loads_through_ckptd(endpoint: str, tmp_path: pathlib.Path) -> None:
+    code = """
+import pathlib, sys, accelerate, torch
+import conformance.accelerate_plugin
+
+root = pathlib.Path(sys.argv[1])
+project = accelerate.utils.ProjectConfiguration(str(root), automatic_checkpoint_naming=True, total_limit=2)
+accelerator = accelerate.Accelerator(cpu=True, project_config=project)
+model = accelerator.prepare(torch.nn.Linear(2, 2))
+for value in range(3):
+    torch.nn.init.constant_(model.weight, value)
+    accelerator.save_state()
+torch.nn.init.constant_(model.weight, 9)
+accelerator.load_state()
+assert model.weight[0, 0] == 2
+assert (root / "checkpoints/checkpoint_2/.ckptd/manifest").exists()
+assert not (root / "checkpoints/checkpoint_0").exists()
+"""
+    environment = {**os.environ, "PYTHONPATH": str(pathlib.Path(__file__).parents[1]), "UPSTREAM_SAVES": str(tmp_path / "saves")}
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "runs")], env=environment, check=True, timeout=300)
+    assert len((tmp_path / "saves").read_text().splitlines()) == 3

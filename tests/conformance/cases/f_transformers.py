@@ -9,7 +9,7 @@ import shutil
 from typing import Any, List
 
 import torch
-from conformance.case import FAILURE, case, expect, expect_kept, expect_same, flip_a_byte
+from conformance.case import FAILURE, case, expect, expect_kept, expect_same, flip_a_byte, on_ranks
 
 AREA = "transformers"
 
@@ -162,3 +162,81 @@ def trainer_interrupted_after_a_save(writer: Any, reader: Any, folder: pathlib.P
     writer.wait()
     expect_kept(checkpoints(folder / "runs") == ["checkpoint-2"], f"there are {checkpoints(folder / 'runs')}")
     expect_kept(os.path.isfile(folder / "runs/checkpoint-2/trainer_state.json"), "it is not whole")
+
+
+@case(AREA, "transformers", crosswise=False)
+def trainer_model_saved_beside_the_checkpoints(writer: Any, reader: Any, folder: pathlib.Path) -> None:
+    """`trainer.save_model()` at the end puts the model beside the checkpoints; it is read from there, and a job resumes from them."""
+    import transformers
+
+    trainer = train(writer, folder / "runs", 4)
+    trainer.save_model()
+    loaded = transformers.OPTForCausalLM.from_pretrained(str(folder / "runs"))
+    expect_same({name: tensor for name, tensor in loaded.state_dict().items()}, weights(trainer))
+    whole = weights(train(writer, folder / "whole", 6))
+    expect_same(weights(train(reader, folder / "runs", 6, resume=True)), whole)
+
+
+@case(AREA, "transformers")
+def trainer_state_of_callbacks(writer: Any, reader: Any, folder: pathlib.Path) -> None:
+    """Callbacks that export their state, such as EarlyStoppingCallback, go on with it when a job is resumed."""
+    import transformers
+
+    class Count(transformers.TrainerCallback, transformers.trainer_callback.ExportableState):  # type: ignore[misc]
+        def __init__(self, seen: int = 0) -> None:
+            self.seen = seen
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            self.seen += 1
+
+        def state(self) -> Any:
+            return {"args": {}, "attributes": {"seen": self.seen}}
+
+    train(writer, folder / "runs", 4, callbacks=[Count()])
+    count = Count()
+    options = {"restore_callback_states_from_checkpoint": True}
+    trainer = train(reader, folder / "runs2", 6, resume=str(folder / "runs/checkpoint-4"), callbacks=[count], **options)
+    found = [each for each in trainer.callback_handler.callbacks if type(each).__name__ == "Count"]
+    expect([each.seen for each in found] == [6], f"the count is {[each.seen for each in found]}")
+
+
+@case(AREA, "dcp")
+def sharded_model_of_transformers(writer: Any, reader: Any, folder: pathlib.Path) -> None:
+    """A model that transformers has sharded over two ranks, which it saves by DCP itself, and its optimizer come back."""
+
+    def work(rank: int) -> None:
+        import torch.distributed as dist
+        import transformers
+        from transformers.distributed import DistributedConfig
+        from transformers.distributed.checkpoint import load_optimizer_distributed, save_optimizer_distributed
+
+        os.environ.update(RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE="2", MASTER_ADDR="127.0.0.1")
+        os.environ.update(MASTER_PORT="1", CKPTD_LAUNCH_ID=str(folder))
+        dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=rank, world_size=2)
+        sizes = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
+        config = transformers.LlamaConfig(**sizes, num_attention_heads=2, num_key_value_heads=2)
+        if rank == 0:
+            transformers.LlamaForCausalLM(config).save_pretrained(str(folder / "first"))
+        dist.barrier()
+        sharded = DistributedConfig(fsdp_size=2)
+        model = transformers.AutoModelForCausalLM.from_pretrained(str(folder / "first"), distributed_config=sharded)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        ids = torch.ones(1, 4, dtype=torch.long)
+        for _ in range(2):
+            model(input_ids=ids, labels=ids).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            writer.choose()
+            model.save_pretrained(str(folder / "runs/model"), is_main_process=rank == 0, distributed_checkpoint=True)
+            save_optimizer_distributed(model, optimizer, str(folder / "runs/optimizer"))
+        reader.choose()
+        loaded = transformers.AutoModelForCausalLM.from_pretrained(str(folder / "runs/model"), distributed_config=sharded)
+        again = torch.optim.AdamW(loaded.parameters(), lr=0.1)
+        load_optimizer_distributed(loaded, again, str(folder / "runs/optimizer"))
+        for one, other in zip(model.parameters(), loaded.parameters()):
+            expect_same(other.to_local(), one.to_local(), "a weight")
+            for name, value in optimizer.state[one].items():
+                got = again.state[other][name]
+                expect_same(*(each.to_local() if hasattr(each, "to_local") else each for each in (got, value)), f"the optimizer's {name}")
+
+    on_ranks(2, work)
