@@ -198,6 +198,8 @@ def test_unsupported_value_names_alternative_and_run_continues(rank, root):
         ("run.save('t', files={1: b'x'})", 'the name of a file is 1; it must be a str, such as "model.pt"'),
         ("client.run(None)", 'the root is None; it must be a str or an os.PathLike[str], such as "/data/ckpts"'),
         ("client.open(5)", "the root is 5; it must be a str or an os.PathLike[str]"),
+        ("run.restore({'w': 1})", "load is a dict; it must be a function that loads from a checkpoint"),
+        ("run.restore(type('Model', (), {'load_state_dict': 1, '__call__': 1})())", "load is a Model; it must be a function"),
         ("client.run(run.root, rank=0, world_size=1, num_kept_ckpts='3')", "num_kept_ckpts is '3'; it must be an int, or None"),
     ],
 )
@@ -205,6 +207,15 @@ def test_values_of_another_type_are_named_with_what_is_expected(rank, root, call
     error = rank.fails(call)
     assert error.kind == "TypeError" and words in error.message, error
     assert tags(root) == []
+
+
+def test_checkpoint_is_no_root_and_stays_as_it_is(rank, root):
+    rank.do("run.save('t', files={'m.bin': b'x'}).wait()")
+    before = sorted(os.walk(os.path.join(root, "t")))
+    for call in ("client.run(run.root + '/t', rank=0, world_size=1)", "client.open(run.root + '/t')"):
+        error = rank.fails(call)
+        assert error.kind == "Refused" and f"name the directory that holds it, {root}" in error.message, error
+    assert sorted(os.walk(os.path.join(root, "t"))) == before
 
 
 def test_root_that_is_a_file_is_called_one(rank, folder):

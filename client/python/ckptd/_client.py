@@ -6,6 +6,8 @@ import weakref
 from typing import Any, Optional, Union
 
 from ckptd import errors
+from ckptd._checkpoint_paths import has_manifest
+from ckptd._paths import directory_path
 from ckptd._run_reader import DaemonRoot
 from ckptd._saving.save_watcher import SaveWatcher
 from ckptd._session.connection import Connection
@@ -46,6 +48,14 @@ def connect(endpoint: Optional[str] = None, timeout: Optional[float] = None) -> 
             if time.monotonic() >= deadline:
                 raise
         time.sleep(_RETRY_SECONDS)  # There is no event to wait for while a daemon starts.
+
+
+def _root_path(root: "Union[str, os.PathLike[str]]") -> str:
+    """Returns the absolute path of a root. Refuses a checkpoint: the daemon would make a root's files in it."""
+    path = directory_path(root)
+    if has_manifest(path):
+        raise errors.invalid(f"the root is {path}, which is a checkpoint; name the directory that holds it, {os.path.dirname(path)}")
+    return path
 
 
 class Client:
@@ -111,7 +121,7 @@ class Client:
         return Run(
             self._connection,
             self._watcher,
-            root,
+            _root_path(root),
             rank,
             world_size,
             keep_of_arguments(retention, num_kept_ckpts),
@@ -137,7 +147,7 @@ class Client:
             Unavailable: no daemon answers.
         """
         self._connection.check_usable()
-        return DaemonRoot(self._connection, root, keep_alive=self)
+        return DaemonRoot(self._connection, _root_path(root), keep_alive=self)
 
     def status(self) -> Any:
         """Returns the daemon's status, the message ``ckptd.v1.Status``.

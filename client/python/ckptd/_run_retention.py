@@ -2,10 +2,12 @@
 
 from typing import Any, List, Optional
 
+from ckptd import errors
 from ckptd._checkpoint_info import CheckpointInfo, info_of_message
 from ckptd._membership.membership import RPC_SECONDS, Joined
 from ckptd._run_reader import RunReader
 from ckptd._wire.protocol import messages
+from ckptd.restore import is_open_here
 from ckptd.retention import (
     Keep,
     RetentionDecision,
@@ -79,7 +81,14 @@ class RetainedRun(RunReader):
             NotFound: there is no such checkpoint.
             Unavailable: no daemon answered within 30 seconds.
         """
-        return self._change("DeleteCheckpoint", messages.DeleteCheckpointRequest(force=force), tag)
+        request = messages.DeleteCheckpointRequest(force=force)
+        try:
+            return self._change("DeleteCheckpoint", request, tag)
+        except errors.Refused as error:
+            if error.reason == "CHECKPOINT_KEPT" and "it is being read" in str(error):
+                why = self._who_reads(request.name)
+                raise errors.Refused(f"{tag} is not deleted: {why}", reason=error.reason, tag=tag) from None
+            raise
 
     def trash(self) -> List[TrashedCheckpoint]:
         """Returns the checkpoints that were deleted, evicted or replaced by a save of their tag, and can be brought
@@ -114,6 +123,21 @@ class RetainedRun(RunReader):
             Unavailable: no daemon answered within 30 seconds.
         """
         return self._change("UndeleteCheckpoint", messages.UndeleteCheckpointRequest(sequence=sequence or 0), tag)
+
+    def _who_reads(self, name: str) -> str:
+        """Returns which processes may have a checkpoint open, and what to do. name: runs/ID/checkpoints/TAG."""
+        if is_open_here(name):
+            return (
+                "this process has it open; call close() of the checkpoint that open() or resume() returned, or leave its "
+                "with block, and delete it then"
+            )
+
+        def ask(joined: Joined) -> Any:
+            return joined.session.call(joined.session.admin.ListSessions, messages.ListSessionsRequest(), RPC_SECONDS)
+
+        pids = sorted({str(session.pid) for session in self._access.ask(ask, RPC_SECONDS).sessions if session.leases})
+        having = f" (with checkpoints open: pid {', '.join(pids)})" if pids else ""
+        return f"another process reads it{having}; end that process, or have it close the checkpoint, and delete it then"
 
     def _change(self, method: str, request: Any, tag: str) -> CheckpointInfo:
         def ask(joined: Joined) -> Any:

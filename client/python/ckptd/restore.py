@@ -5,6 +5,8 @@ import errno
 import logging
 import os
 import pickle
+import threading
+import weakref
 from types import MappingProxyType
 from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
@@ -34,6 +36,8 @@ _log = logging.getLogger("ckptd")
 _VERIFIED_AT_ONCE = 32 << 20  # Bytes.
 # EINVAL: it is not a regular file.
 _MISSING_ERRNOS = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR, errno.EINVAL)
+_opened: "weakref.WeakSet[Checkpoint]" = weakref.WeakSet()  # By the daemon, for this process.
+_opened_lock = threading.Lock()
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -82,6 +86,7 @@ class Checkpoint:
         self._reporter = reporter
         self._passed_over = passed_over
         self.background = False
+        self._name = ""  # Of the daemon's: runs/ID/checkpoints/TAG.
         self._residents: Optional[ResidentFiles] = None  # None until the first file is opened.
         self._progress = ReadProgressReporter(session, lease) if session is not None and lease else None
 
@@ -434,7 +439,17 @@ def opened_by_daemon(
         with contextlib.suppress(OSError, errors.Corrupt):
             local = _open_local(os.open(info.tag, _DIRECTORY, dir_fd=root), info)
     sizes = {file.path: file.size_bytes for file in response.checkpoint.files}
-    return Checkpoint(info, local, sizes, session, response.lease, threads, reporter, passed_over)
+    checkpoint = Checkpoint(info, local, sizes, session, response.lease, threads, reporter, passed_over)
+    checkpoint._name = response.checkpoint.name
+    with _opened_lock:
+        _opened.add(checkpoint)
+    return checkpoint
+
+
+def is_open_here(name: str) -> bool:
+    """Returns whether this process has a checkpoint of the daemon open. name: runs/ID/checkpoints/TAG."""
+    with _opened_lock:
+        return any(checkpoint._name == name and checkpoint._lease for checkpoint in _opened)
 
 
 def _warn_of_passed_over(passed_over: Sequence[CheckpointInfo], tag: str) -> None:

@@ -311,6 +311,7 @@ class Run(RetainedRun):
             Fenced: a newer attempt of the run has begun.
             Unavailable: no daemon answered in time.
         """
+        _check_load(load)
         before = None
         while True:
             checkpoint = self.resume(
@@ -396,6 +397,15 @@ def _check_files(files: Any) -> None:
     # Not only a dict: what has items() may make its values one after the other.
     if not hasattr(files, "items"):
         raise TypeError(f"files is {files!r}; it must be a dict of names and values, such as {{\"model.pt\": model.state_dict()}}")
+
+
+def _check_load(load: Any) -> None:
+    # A module can be called, too.
+    if hasattr(load, "load_state_dict") or not callable(load):
+        raise TypeError(
+            f"load is a {type(load).__name__}; it must be a function that loads from a checkpoint, such as "
+            "lambda c: c and model.load_state_dict(c.load(\"model.pt\"))"
+        )
 
 
 def _step(step: Any) -> Optional[int]:
