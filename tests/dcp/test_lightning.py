@@ -405,6 +405,31 @@ def test_name_that_is_not_possible_is_refused_before_training(trainer, root, fol
     assert trainer.do("look.found") == []
 
 
+@pytest.mark.parametrize(
+    ("folder", "why"),
+    [
+        ("file", "is a file and no directory"),
+        ("file/below", "/file is a file and no directory"),
+        ("/proc/sys/kernel/random", "this user may not write there"),  # Nor may root.
+        ("/proc/sys/kernel/random/a/b", "it cannot be made in /proc/sys/kernel/random"),
+    ],
+)
+def test_folder_that_takes_no_checkpoint_is_refused_before_training(trainer, root, folder, why):
+    open(root + "/file", "w").close()
+    where = os.path.join(root, folder)
+    error = trainer.fails(f"look = Look('/x'); fit_with({where!r}, 3, look=look)", 120)
+    assert error.kind == "Refused" and why in error.message and "ModelCheckpoint" in error.message, error
+    assert trainer.do("look.found") == []
+    trainer.do(f"fit_with({where!r}, 3, save_top_k=0)", 120)  # It saves nothing there.
+
+
+def test_folder_is_made_by_the_first_save(trainer, root):
+    folder = root + "/a/b"
+    look = f"look = At(1, lambda trainer: os.path.exists({root + '/a'!r}))"
+    trainer.do(f"{look}; fit_with({folder!r}, 2, look=look, every_n_train_steps=2)", 120)
+    assert trainer.do("look.found") is False and committed(folder)
+
+
 def test_plugin_within_the_asynchronous_one_of_lightning_is_refused_before_training(trainer, root):
     code = (
         "from pytorch_lightning.plugins.io import AsyncCheckpointIO\n"

@@ -290,7 +290,7 @@ class CheckpointIO(_io.TorchCheckpointIO):  # type: ignore[misc]
         self._num_saves = self._num_failed = 0
 
     def set_up(self, callback: Any, is_global_zero: bool) -> None:
-        """Looks at the names of a ModelCheckpoint before training begins, on every rank.
+        """Looks at the names of a ModelCheckpoint before training begins, on every rank, and at its folder, on rank 0.
 
         Raises:
             ckptd.Refused: they are not possible.
@@ -300,6 +300,8 @@ class CheckpointIO(_io.TorchCheckpointIO):  # type: ignore[misc]
         for path in _names_of(callback):
             _lightning_files.check_name(self._file(path))
         if is_global_zero:
+            if callback.save_top_k != 0 or callback.save_last:
+                _lightning_files.check_folder(folder)
             self._prepare(folder)
 
     def remove_leftovers(self, resumed: Any) -> None:
