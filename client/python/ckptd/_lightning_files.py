@@ -130,22 +130,6 @@ def check_name(file: CheckpointFile) -> None:
         raise errors.invalid(f"the checkpoint's name {file.name!r} {why}; give ModelCheckpoint another filename")
 
 
-def check_folder(folder: str) -> None:
-    """Raises errors.Refused for a folder of checkpoints that cannot be made, or in which this user may not write."""
-    place = folder
-    while not os.path.lexists(place):
-        place = os.path.dirname(place)
-    why = ""
-    if not os.path.isdir(place):
-        why = f"{place} is a file and no directory"
-    elif not os.access(place, os.W_OK | os.X_OK):
-        why = "this user may not write there" if place == folder else f"it cannot be made in {place}, where this user may not write"
-    if why:
-        raise errors.invalid(
-            f"the dirpath of ModelCheckpoint is {folder}, and {why}; give it a folder that this user may make and write to"
-        )
-
-
 def check_replaceable(file: CheckpointFile) -> None:
     """Raises errors.Refused if the file's name is that of a directory of another program."""
     if os.path.isdir(file.path) and not os.path.islink(file.path) and not has_manifest(file.path):

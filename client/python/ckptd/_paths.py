@@ -39,6 +39,22 @@ def directory_path(path: "Union[str, os.PathLike[str]]", what: str = "root") -> 
     return os.path.abspath(expanded)
 
 
+def check_folder(folder: str, what: str) -> None:
+    """Raises errors.Refused for a folder, named `what`, that cannot be made, or in which this user may not write. Makes nothing."""
+    place = folder
+    while not os.path.lexists(place):
+        place = os.path.dirname(place)
+    why = ""
+    if not os.path.isdir(place):
+        why = f"{place} is a file and no directory"
+    elif not os.access(place, os.W_OK | os.X_OK):
+        why = "this user may not write there" if place == folder else f"it cannot be made in {place}, where this user may not write"
+    if why:
+        raise errors.invalid(
+            f"{what} is {folder}, and {why}; give it a folder that this user may make and write to"
+        )
+
+
 def tag_text(tag: Any) -> str:
     """Returns a checkpoint's name. A number, such as a step, is a name, too. TypeError: it is neither."""
     if isinstance(tag, str):

@@ -22,6 +22,7 @@ from ckptd import _lightning_files, errors
 from ckptd._checkpoint_paths import has_manifest, warn_unverified
 from ckptd._lightning_files import CheckpointFile, local_path
 from ckptd._node_process import Place, Process, await_sealed, has_ended, place_of
+from ckptd._paths import check_folder
 from ckptd._removal import await_removal
 from ckptd._saving.file_values import Torch
 from ckptd._saving.save import Save
@@ -301,7 +302,7 @@ class CheckpointIO(_io.TorchCheckpointIO):  # type: ignore[misc]
             _lightning_files.check_name(self._file(path))
         if is_global_zero:
             if callback.save_top_k != 0 or callback.save_last:
-                _lightning_files.check_folder(folder)
+                check_folder(folder, "the dirpath of ModelCheckpoint")
             self._prepare(folder)
 
     def remove_leftovers(self, resumed: Any) -> None:

@@ -18,6 +18,7 @@ from torchtnt.utils.distributed import get_world_size
 
 import ckptd.dcp
 from ckptd import errors
+from ckptd._paths import check_folder
 from ckptd.dcp._process import process
 from ckptd.retention import Keep
 from ckptd.torchtnt import _app_state, _names
@@ -87,7 +88,7 @@ class CheckpointSaver(Restoring, BaseCheckpointer):
         ValueError: a number is not more than 0, or the mode of ``best_checkpoint_config`` is unknown, or its metric has
             characters that the names of checkpoints cannot have.
         RuntimeError: there are several ranks and no default process group.
-        Refused: ``dirpath`` is no directory of this machine.
+        Refused: ``dirpath`` is no directory of this machine, or it cannot be made or written to.
     """
 
     metadata_fname = ".metadata"  # Of release 0.2.4.
@@ -128,8 +129,10 @@ class CheckpointSaver(Restoring, BaseCheckpointer):
                 "torch.distributed.init_process_group(), or make an AutoUnit, before the CheckpointSaver"
             )
         # Without the number to keep, TorchTNT's manager of checkpoints removes none.
+        folder = local_path(dirpath, "dirpath")
+        check_folder(folder, "the dirpath of CheckpointSaver")
         super().__init__(
-            local_path(dirpath, "dirpath"),
+            folder,
             best_checkpoint_config=best_checkpoint_config,
             process_group=process_group,
         )
