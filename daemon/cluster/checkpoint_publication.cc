@@ -48,6 +48,10 @@ void CheckpointPublication::Go() {
       return Publish();
     case Step::kEvict:
       return Evict();
+    case Step::kFindPointers:
+      return FindPointers();
+    case Step::kTakeOver:
+      return TakeOver();
     case Step::kRemove:
       return Remove();
     case Step::kCommit:
@@ -92,6 +96,7 @@ SharedRootIo::Publication CheckpointPublication::PublicationOf(
           {save_.state.ranks().begin(), save_.state.ranks().end()},
           save_.state.time_us(),
           digests,
+          save_.state.replaces(),
           {save_.state.inherited_pointers().begin(), save_.state.inherited_pointers().end()}};
 }
 
@@ -216,10 +221,36 @@ void CheckpointPublication::Evict() {
 }
 
 void CheckpointPublication::OnEvicting(const absl::Status& evicting) {
-  if (evicting.ok()) return Next(Step::kRemove);
+  if (evicting.ok()) return Next(Step::kFindPointers);
   if (ReasonOf(evicting) == ledger_reason::kBeingRead)
     return Retry(Step::kEvict, absl::StrCat("readers: ", evicting.message()));
   RetryOrLose(Step::kEvict, evicting);
+}
+
+void CheckpointPublication::FindPointers() {
+  tools_.root->FindReplaced(publication_, Then(&CheckpointPublication::OnPointersFound));
+}
+
+void CheckpointPublication::OnPointersFound(const absl::StatusOr<SharedRootIo::Replaced>& found) {
+  if (!found.ok()) return Retry(Step::kLook, absl::StrCat("the root (", found.status().message(), ")"));
+  if (found->sequence != in_the_way_)
+    return Retry(Step::kLook, absl::StrCat("the directory of ", save_.state.tag(), ", which changes"));
+  replaces_ = *found;
+  Next(Step::kTakeOver);
+}
+
+void CheckpointPublication::TakeOver() {
+  tools_.decisions->ReplaceAnother(save_, options_.office, {replaces_.sequence, replaces_.pointers},
+                                   Then(&CheckpointPublication::OnTakenOver));
+}
+
+// The manifest is written with these pointers before what has them is removed.
+void CheckpointPublication::OnTakenOver(const absl::StatusOr<SharedSave>& save) {
+  if (!save.ok()) return RetryOrLose(Step::kTakeOver, save.status());
+  save_ = *save;
+  if (save_.state.phase() != SaveState::PUBLISHING) return OnEnded(save_);
+  publication_ = PublicationOf(publication_.digests);
+  Next(Step::kPublish);
 }
 
 void CheckpointPublication::Remove() {

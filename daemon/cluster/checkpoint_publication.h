@@ -29,7 +29,9 @@ namespace ckptd {
 //   (FindReplaced)
 //   2. Decide: PUBLISHING, which says that this one goes. It waits for its readers. (etcd)
 //   3. Look where the save is: an earlier coordinator may have done any of the next steps. (Find)
-//   4. Publish. If a checkpoint of ours has the tag, remove it, and publish again.
+//   4. Publish. If a checkpoint of ours has the tag, remove it, and publish again. If it is not the one of
+//   step 2, because a name was stale, decide first that it goes, and which of its pointers the save takes
+//   over.
 //   5. Say what has become of it: COMMITTED; ENDED if something foreign has its place, or nobody knows.
 //   (etcd)
 //
@@ -70,6 +72,8 @@ class CheckpointPublication {
     kLook,
     kPublish,
     kEvict,
+    kFindPointers,
+    kTakeOver,
     kRemove,
     kCommit,
     kGiveUp,
@@ -90,6 +94,10 @@ class CheckpointPublication {
   void OnPublished(const absl::StatusOr<SharedRootIo::Published>& published);
   void Evict();
   void OnEvicting(const absl::Status& evicting);
+  void FindPointers();
+  void OnPointersFound(const absl::StatusOr<SharedRootIo::Replaced>& found);
+  void TakeOver();
+  void OnTakenOver(const absl::StatusOr<SharedSave>& save);
   void Remove();
   void OnRemoved(const absl::StatusOr<bool>& gone);
   void Commit();

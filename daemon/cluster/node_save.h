@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "ckptd/ledger/v1/ledger.pb.h"
 #include "ckptd/storage/v1/storage.pb.h"
 #include "daemon/etcd/backoff.h"
@@ -52,12 +53,12 @@ class NodeSave {
   std::string digest;                                     // If durable.
   std::optional<ledger::v1::SaveEnd> failed;              // A no, or that the part comes to nothing.
 
-  std::optional<Duration> skip_after;   // The longest silence; unset: it waits until the deadline.
-  std::optional<Instant> silent_since;  // Since when a request has had no answer; unset: none is without.
-  Instant answered_at;                  // When etcd has answered the last one.
-  bool asking = false;                  // A request is under way.
-  bool given_up = false;                // The owner has heard that the save fails, and hears no more of it.
-  bool released = false;                // No promise of memory counts any more, and the owner has heard so.
+  std::optional<Duration> skip_after;    // The longest silence; unset: it waits until the deadline.
+  std::optional<Instant> silent_since;   // Since when a request has had no answer; unset: none is without.
+  Instant answered_at;                   // When etcd has answered the last one.
+  bool asking = false;                   // A request is under way.
+  std::optional<absl::Status> given_up;  // The owner has heard that the save fails so, and hears no more.
+  bool released = false;                 // No promise of memory counts any more, and the owner has heard so.
   bool refused = false;      // Etcd does not take this node's reports; the coordinator ends the save.
   bool no_counts = false;    // The no was answered.
   bool passed_over = false;  // It did not get the sequence that it was to get: it asks for one of its own.

@@ -110,7 +110,18 @@ NodeSave* SharedSaves::Find(const SaveName& name) {
 // ---- what the owner says
 
 void SharedSaves::Begin(const SaveName& name, Instant admission_deadline, std::vector<int> ranks) {
-  if (parts_.try_emplace(name, admission_deadline, std::move(ranks)).second) Ask(name);
+  const auto [part, is_new] = parts_.try_emplace(name, admission_deadline, std::move(ranks));
+  if (is_new) return Ask(name);
+  if (part->second.given_up && part->second.released) TellAgain(name, *part->second.given_up);
+}
+
+// The owner has forgotten it, and a rank begins it. The others may not know yet that it fails.
+void SharedSaves::TellAgain(const SaveName& name, const absl::Status& why) {
+  options_.post([this, name, why, alive = std::weak_ptr<bool>(alive_)] {
+    if (alive.expired() || lost_) return;
+    hooks_.failed(name, why);
+    hooks_.released(name);
+  });
 }
 
 void SharedSaves::BeginSealed(const SaveName& name, std::vector<int> ranks) {
@@ -437,7 +448,7 @@ void SharedSaves::CheckSilence(const SaveName& name, NodeSave& part) {
 
 void SharedSaves::GiveUp(const SaveName& name, const absl::Status& why) {
   NodeSave& part = *Find(name);
-  part.given_up = true;
+  part.given_up = why;
   if (!part.failed) part.failed = EndOf(why);
   hooks_.failed(name, why);
 }

@@ -32,8 +32,8 @@ class SharedRootIo {
     std::vector<int> ranks;                      // That had something to save, ascending; empty: all.
     int64_t time_us = 0;                         // Of the checkpoint, since 1970.
     std::map<std::string, std::string> digests;  // Of the part record of each node.
-    // Of the checkpoint that it replaces, as FindReplaced has found them.
-    std::map<std::string, std::string> inherited_pointers = {};
+    int64_t replaces = 0;  // The checkpoint with this tag that goes, as FindReplaced has found it; 0: none.
+    std::map<std::string, std::string> inherited_pointers = {};  // Of that one.
   };
   struct Replaced {
     int64_t sequence = 0;

@@ -157,6 +157,19 @@ void SavePublication::Publish(const SharedSave& save, const CompareAndSwap::Held
          });
 }
 
+void SavePublication::ReplaceAnother(const SharedSave& save, const CompareAndSwap::Held& office,
+                                     const Replaces& replaces, Answer<SharedSave> answer) {
+  Change(
+      save, {}, office, "publishing a save",
+      [replaces](const CompareAndSwap::Found&, SaveState* state) {
+        if (state->phase() != SaveState::PUBLISHING) return Operations();
+        state->set_replaces(replaces.sequence);
+        state->mutable_inherited_pointers()->insert(replaces.pointers.begin(), replaces.pointers.end());
+        return Operations();
+      },
+      std::move(answer));
+}
+
 void SavePublication::Committed(const SharedSave& save, const CompareAndSwap::Held& office, int64_t moved_in,
                                 Answer<SharedSave> answer) {
   std::vector<CompareAndSwap::Range> ranges = {{keys_.Publishing()}};

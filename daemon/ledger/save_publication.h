@@ -65,6 +65,10 @@ class SavePublication {
   // them.
   void Publish(const SharedSave& save, const CompareAndSwap::Held& office, int64_t time_us,
                const Replaces& replaces, Answer<Publishing> answer);
+  // Another checkpoint has the save's tag than was decided, because a name was stale: while it is PUBLISHING,
+  // this one goes, and the save takes over these pointers, too.
+  void ReplaceAnother(const SharedSave& save, const CompareAndSwap::Held& office, const Replaces& replaces,
+                      Answer<SharedSave> answer);
   // The checkpoint has its name, durably: PUBLISHING becomes COMMITTED. `moved_in`: as
   // SaveState::moved_in.
   void Committed(const SharedSave& save, const CompareAndSwap::Held& office, int64_t moved_in,

@@ -33,6 +33,7 @@ LedgerFacts FactsOf(const SharedRootIo::Publication& publication) {
           .ordinal = publication.ordinal,
           .time_us = publication.time_us,
           .ranks = publication.ranks,
+          .replaces = publication.replaces,
           .inherited_pointers = publication.inherited_pointers};
 }
 

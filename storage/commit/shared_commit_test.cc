@@ -70,8 +70,8 @@ class Coordinator {
     if (layout.ok()) layout_ = *std::move(layout);
   }
   const SharedLayout& layout() const { return layout_; }
-  absl::StatusOr<int64_t> Publish(const SharedInflight& save) {
-    return PublishShared(layout_, save, ManifestOf(save), term_);
+  absl::StatusOr<int64_t> Publish(const SharedInflight& save, int64_t replaces = 0) {
+    return PublishShared(layout_, save, ManifestOf(save), term_, replaces);
   }
   absl::StatusOr<SharedPlace> Find(const SharedInflight& save) { return FindShared(layout_, save); }
   absl::Status Remove(const SharedInflight& save) {
@@ -204,6 +204,22 @@ TEST_F(SharedCommitTest, NamesTheCheckpointThatHasToGoFirst) {
   EXPECT_TRUE(coordinator.Remove(old).ok());
   EXPECT_EQ(coordinator.Publish(save).value(), 0);
   ExpectWhole(disk, save);
+}
+
+// The manifest has the pointers that the save takes over from what it replaces.
+TEST_F(SharedCommitTest, WritesNoManifestWhileACheckpointThatItDoesNotReplaceHasTheTag) {
+  CrashDisk disk;
+  PlantPublished(disk, SaveOf(1));
+  PlantInFlight(disk, SaveOf(2));
+  Coordinator coordinator(&disk, 1);
+  const std::string in_flight = ".ckptd/shared/inflight/" + SaveOf(2).name;
+  EXPECT_EQ(coordinator.Publish(SaveOf(2)).value(), 1);
+  EXPECT_FALSE(IsCheckpoint(disk, in_flight));
+  EXPECT_EQ(coordinator.Publish(SaveOf(2), /*replaces=*/1).value(), 1);
+  EXPECT_TRUE(IsCheckpoint(disk, in_flight)) << "it is there before the other one goes";
+  ASSERT_TRUE(coordinator.Remove(SaveOf(1)).ok());
+  EXPECT_EQ(coordinator.Publish(SaveOf(2), /*replaces=*/1).value(), 0);
+  ExpectWhole(disk, SaveOf(2));
 }
 
 TEST_F(SharedCommitTest, ShortFileIsNotPublished) {

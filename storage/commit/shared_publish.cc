@@ -11,6 +11,10 @@
 // A coordinator may be paused before any step, for longer than its lease; another one then does all of them,
 // and perhaps removes the checkpoint again, before the first goes on. That does no harm:
 //
+//   - A manifest that is written depends on what it replaces, so step 1 comes only once no checkpoint but
+//   that one is seen at the tag. (If names are stale at that moment, the rename of step 3 finds another one,
+//   and the manifest is written anew. Only a coordinator that was paused right then could bring the first one
+//   back, which lacks the pointers that the save takes over.)
 //   - Step 1 goes through the open directory, by the path `.ckptd/...`. Both write the same bytes, under
 //   names of
 //     their own, and a rename replaces the manifest by an equal one. A removal renames `.ckptd` first
@@ -46,10 +50,11 @@ absl::Status SyncParents(const SharedLayout& layout, Handle new_parent) {
   return layout.fs->Sync(layout.inflight.get(), SyncMode::kAll);
 }
 
-absl::StatusOr<bool> IsAtTag(const SharedLayout& layout, const SharedInflight& save) {
-  const absl::StatusOr<ManifestSummary> summary = ReadSummary(*layout.fs, layout.root, save.tag);
+// The sequence of the checkpoint of ckptd's that is whole at this tag; 0: none.
+absl::StatusOr<int64_t> SequenceAtTag(const SharedLayout& layout, const std::string& tag) {
+  const absl::StatusOr<ManifestSummary> summary = ReadSummary(*layout.fs, layout.root, tag);
   if (CouldNotFindOut(summary.status())) return summary.status();
-  return summary.ok() && summary->tag() == save.tag && summary->sequence() == save.sequence;
+  return summary.ok() && summary->tag() == tag ? summary->sequence() : 0;
 }
 
 absl::StatusOr<bool> Exists(FileSystem& fs, Handle dir, const std::string& name) {
@@ -82,7 +87,7 @@ absl::Status GiveUp(const SharedLayout& layout, const SharedInflight& save, cons
   return why;
 }
 
-// After the rename to the tag was refused because of what is there.
+// What is at the tag is in the way.
 absl::StatusOr<int64_t> Refused(const SharedLayout& layout, const SharedInflight& save,
                                 const ManifestSummary& summary, const std::set<int64_t>& pinned) {
   CKPTD_ASSIGN_OR_RETURN(const int64_t half_removed, SequenceBeingRemoved(layout, save.tag));
@@ -100,8 +105,8 @@ absl::StatusOr<int64_t> Refused(const SharedLayout& layout, const SharedInflight
 }  // namespace
 
 absl::StatusOr<SharedPlace> FindShared(const SharedLayout& layout, const SharedInflight& save) {
-  CKPTD_ASSIGN_OR_RETURN(const bool at_tag, IsAtTag(layout, save));
-  if (at_tag) {
+  CKPTD_ASSIGN_OR_RETURN(const int64_t at_tag, SequenceAtTag(layout, save.tag));
+  if (at_tag == save.sequence) {
     CKPTD_RETURN_IF_ERROR(SyncParents(layout, layout.root));
     return SharedPlace::kPublished;
   }
@@ -118,15 +123,16 @@ absl::StatusOr<SharedPlace> FindShared(const SharedLayout& layout, const SharedI
 }
 
 absl::StatusOr<int64_t> PublishShared(const SharedLayout& layout, const SharedInflight& save,
-                                      const Manifest& manifest, int64_t term,
+                                      const Manifest& manifest, int64_t term, int64_t replaces,
                                       const std::set<int64_t>& pinned) {
   FileSystem& fs = *layout.fs;
   CKPTD_ASSIGN_OR_RETURN(const std::string bytes, EncodeManifest(manifest));
-  CKPTD_ASSIGN_OR_RETURN(const bool at_tag, IsAtTag(layout, save));
-  if (at_tag) {
+  CKPTD_ASSIGN_OR_RETURN(const int64_t at_tag, SequenceAtTag(layout, save.tag));
+  if (at_tag == save.sequence) {
     CKPTD_RETURN_IF_ERROR(SyncParents(layout, layout.root));
     return 0;
   }
+  if (at_tag != 0 && at_tag != replaces) return Refused(layout, save, manifest.summary, pinned);
   {
     CKPTD_ASSIGN_OR_RETURN(const ScopedHandle dir,
                            OpenScoped(fs, layout.inflight.get(), save.name, OpenMode::kDirectory));

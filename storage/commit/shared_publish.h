@@ -42,12 +42,13 @@ absl::StatusOr<SharedPlace> FindShared(const SharedLayout& layout, const SharedI
 // so that every coordinator writes the same bytes.
 //
 // 0: it is at its tag, durably. Otherwise the sequence of an earlier checkpoint of ckptd's that has its
-// place, in whole or half removed: remove it (shared_removal.h), and call again. An error of CheckMayReplace
-// (commit_rules.h), as TAG_FOREIGN: what has its place stays; the save is in trash, durably, and no daemon
-// can publish it any more. `pinned`: sequences of checkpoints that are. Other errors, such as those of the
-// file system: not known; look with FindShared.
+// place, in whole or half removed: remove it (shared_removal.h), and call again. If that one is not
+// `replaces`, the manifest lacks the pointers that the save takes over from it, so find these first. An error
+// of CheckMayReplace (commit_rules.h), as TAG_FOREIGN: what has its place stays; the save is in trash,
+// durably, and no daemon can publish it any more. `pinned`: sequences of checkpoints that are. Other errors,
+// such as those of the file system: not known; look with FindShared.
 absl::StatusOr<int64_t> PublishShared(const SharedLayout& layout, const SharedInflight& save,
-                                      const Manifest& manifest, int64_t term,
+                                      const Manifest& manifest, int64_t term, int64_t replaces = 0,
                                       const std::set<int64_t>& pinned = {});
 
 }  // namespace ckptd

@@ -227,7 +227,8 @@ absl::StatusOr<int64_t> SharedRootStore::Publish(const SharedInflight& save, con
   CKPTD_ASSIGN_OR_RETURN(const SharedPlace place, Find(save));
   if (place == SharedPlace::kPublished) return 0;
   CKPTD_ASSIGN_OR_RETURN(const Manifest manifest, MakeManifest(save, facts, digests));
-  const absl::StatusOr<int64_t> published = PublishShared(layout_, save, manifest, term_.number, Pinned());
+  const absl::StatusOr<int64_t> published =
+      PublishShared(layout_, save, manifest, term_.number, facts.replaces, Pinned());
   if (published.ok() && *published == 0) made_.erase(save.name);
   // Its node has said that the file is durable: its size is not seen yet, or somebody has cut or removed it.
   if (ReasonOf(published.status()) == reason::kShortFile)

@@ -697,6 +697,20 @@ TEST_P(NodesRunContract, SkipDoesNotWaitForARegistration) {
   SaveAll("step_2");
 }
 
+// Etcd has its no, and the coordinator, which is to end the save for all, does not answer.
+TEST_P(NodesRunContract, RankThatBeginsASaveWhichItsNodeHasSkippedHearsTheSame) {
+  Node& node = Other();
+  Coordinator()->pause.Begin();
+  node.run->Begin(Id("step_1"), etcd_.clock()->Now() + minutes(8), {});
+  node.run->SkipAfter(Id("step_1"), seconds(3));
+  node.run->Fail(Id("step_1"), absl::ResourceExhaustedError("no room"));
+  RunUntil([&] { return Heard(node, "step_1", "FAILED SKIPPED") && Heard(node, "step_1", "RELEASED"); });
+  node.run->Begin(Id("step_1"), etcd_.clock()->Now() + minutes(8), {});
+  RunFor(seconds(1));
+  EXPECT_THAT(node.heard.at("step_1"), Contains("FAILED SKIPPED").Times(2));
+  EXPECT_THAT(node.heard.at("step_1"), Contains("RELEASED").Times(2)) << "its memory";
+}
+
 TEST_P(NodesRunContract, SkipDoesNotWaitForTheFileSystemOfTheCoordinator) {
   Coordinator()->files->Hang(etcd_.clock()->Now());
   BeginAllWithSkip("step_1");
@@ -1410,9 +1424,12 @@ TEST_P(NodesRunContract, CheckpointThatIsInTheWayOfASaveIsReplacedByIt) {
   all_[0].run->Begin(Id("step_1", 2), etcd_.clock()->Now() + minutes(8), {});
   RunUntil([&] { return root_.published.size() == 2; });
   EXPECT_FALSE(stale);
+  const int64_t sequence = root_.tags.at("step_1");
+  ASSERT_THAT(root_.manifests[sequence], Not(IsEmpty()));
+  EXPECT_THAT(root_.manifests[sequence].back(), HasSubstr(" latest ")) << "it takes the pointers over";
   ledger::v1::Evicting evicting;
   ASSERT_TRUE(evicting.ParseFromString(nodes_.Read(keys_.Evicting(1))));
-  EXPECT_EQ(evicting.replaced_by(), root_.tags.at("step_1"));
+  EXPECT_EQ(evicting.replaced_by(), sequence);
 }
 
 TEST_P(NodesRunContract, CheckpointIsLeavingUntilTheSaveThatReplacesItHasEnded) {

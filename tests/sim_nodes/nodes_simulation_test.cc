@@ -58,17 +58,35 @@ TEST(NodesSimulationTest, KeepsEveryPromiseForEverySeed) {
 
 // Each broke a promise before it was mended; see docs/found_bugs.md.
 TEST(NodesSimulationTest, KeepsEveryPromiseForSeedsThatFailedOnce) {
-  const std::vector<uint64_t> seeds = {637,        648,
-                                       1100,       1129,
-                                       1577,       1839,
-                                       2987,       3141,
-                                       7520,       10277,
-                                       32712,      1000426,
-                                       2002119,    50500838,
-                                       310000046,  400130030,
-                                       800301590,  1100400249,
-                                       1100500866, 1700600652,
-                                       2504000828, 3893316622915912};
+  const std::vector<uint64_t> seeds = {637,
+                                       648,
+                                       1100,
+                                       1129,
+                                       1577,
+                                       1839,
+                                       2987,
+                                       3141,
+                                       7520,
+                                       10277,
+                                       32712,
+                                       1000426,
+                                       2002119,
+                                       50500838,
+                                       310000046,
+                                       400130030,
+                                       800301590,
+                                       1100400249,
+                                       1100500866,
+                                       1700600652,
+                                       2504000828,
+                                       3893316622915912,
+                                       480301273906123,
+                                       579763267286332,
+                                       880535172613761,
+                                       1627121143351140,
+                                       1785586402750153,
+                                       1878593712765518,
+                                       1895355054050684};
   for (const uint64_t seed : seeds) {
     const sim::Result result = RunPlan(PlanOf(seed));
     EXPECT_EQ(result.violation, "") << Report(seed, result);

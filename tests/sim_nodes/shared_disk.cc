@@ -288,7 +288,11 @@ absl::StatusOr<SharedRootIo::Published> SharedDisk::Publish(const std::string& n
     return SharedRootIo::Published{
         0, MakeError(absl::StatusCode::kInvalidArgument, reason::kFileConflict, "two ranks have one file")};
   }
+  if (at_tag != names_.tags.end() && at_tag->second->summary.sequence() != publication.replaces &&
+      CheckPlace(names_, save.tag, checkpoint).ok())
+    return SharedRootIo::Published{at_tag->second->summary.sequence(), absl::OkStatus()};
   std::string manifest = absl::StrCat("time ", publication.time_us);
+  for (const auto& [name, content] : publication.inherited_pointers) absl::StrAppend(&manifest, " ", name);
   for (const auto& [of, digest] : publication.digests) absl::StrAppend(&manifest, " ", of, "=", digest);
   const auto [written, is_first] = manifests_.try_emplace(save.name, manifest);
   if (!is_first && written->second != manifest) {

@@ -542,11 +542,12 @@ void World::CheckRemoval(const std::string& key, const std::string& value, Kept*
     ledger::v1::Evicting evicting;
     evicting.ParseFromString(value);
     if (evicting.ended()) return;  // It was decided before.
-    kept->whole.erase(sequence);
+    const bool was_there = kept->whole.erase(sequence) > 0;
     if (evicting.replaced_by() != 0) {
       kept->replacing.insert(evicting.replaced_by());
       return;
     }
+    if (!was_there) return;  // A new coordinator has seen it half removed, and it has gone since.
     const auto whole = std::count_if(kept->whole.begin(), kept->whole.end(), [this, kept](int64_t other) {
       return !kept->damaged.contains(other) && !oracle_.IsSuspect(other);
     });

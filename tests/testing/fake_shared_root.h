@@ -211,6 +211,8 @@ class FakeSharedRoot {
       return SharedRootIo::Published{
           0, MakeError(absl::StatusCode::kInvalidArgument, reason::kFileConflict, "two ranks have one file")};
     }
+    if (at_tag != tags.end() && at_tag->second != publication.replaces)
+      return SharedRootIo::Published{at_tag->second, absl::OkStatus()};
     manifests[save.sequence].push_back(ManifestOf(publication));
     if (foreign.contains(save.tag)) {
       trash[save.name] = save.sequence;
