@@ -1359,6 +1359,33 @@ TEST_P(NodesRunContract, ScanAfterTheWaitForEarlierSavesShowsTheNewestOne) {
   EXPECT_TRUE((*scanned)->committed.contains(1));
 }
 
+// The node that asks hears of it by no event, nor does it see it in the root.
+TEST_P(NodesRunContract, ScanAfterTheWaitShowsASaveThatWasCommittedAMomentBefore) {
+  SaveAll("step_1");
+  etcd_.simulation().DelayEvents(minutes(1));
+  ledger::v1::SaveState committed;
+  committed.set_phase(ledger::v1::SaveState::COMMITTED);
+  committed.set_attempt(1);
+  committed.set_tag("step_2");
+  committed.set_ordinal(1);
+  etcdserverpb::TxnRequest commit;
+  *commit.add_compare() = Absent(keys_.SaveState(7));
+  *commit.add_success() = Put(keys_.SaveState(7), committed.SerializeAsString());
+  etcd_.WithModel([&](EtcdModel& model) { ASSERT_TRUE(model.Txn(commit).ok()); });
+  root_.tags["step_2"] = 7;
+  root_.hidden = {7};
+  Node& node = Other();
+  EXPECT_TRUE(Ask<absl::Status>([&](auto done) { node.run->WhenSettled(2, std::move(done)); }).ok());
+  std::optional<absl::StatusOr<RootSnapshot>> scanned;
+  node.io->Rescan([&](auto root) { scanned = std::move(root); });
+  RunFor(seconds(3));
+  EXPECT_FALSE(scanned.has_value()) << "a job would resume from an older checkpoint";
+  root_.hidden.clear();
+  RunUntil([&] { return scanned.has_value(); });
+  ASSERT_TRUE(scanned->ok()) << scanned->status();
+  EXPECT_TRUE((*scanned)->committed.contains(7));
+}
+
 TEST_P(NodesRunContract, ScanShowsWhatTheOneBeforeHasShown) {
   SaveAll("step_1");
   root_.tags["published"] = 40;  // Etcd does not call it committed yet.

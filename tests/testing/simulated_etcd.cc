@@ -66,6 +66,7 @@ class SimulatedEtcd::Server : public std::enable_shared_from_this<Server> {
   Clock* const clock;
   sim::Random random;
   Faults faults;
+  Duration event_delay = Duration::zero();
   EtcdModel model;
   bool full = false;
   int restores = 0;
@@ -102,7 +103,9 @@ class SimulatedEtcd::WatchOf : public std::enable_shared_from_this<WatchOf> {
   void Wake() {
     if (std::exchange(awake_, true)) return;
     const Duration delay =
-        link_->cut ? kTryTimeout : server_->random.Spread(kShortestWay, server_->faults.latest_event);
+        link_->cut
+            ? kTryTimeout
+            : server_->event_delay + server_->random.Spread(kShortestWay, server_->faults.latest_event);
     server_->after(delay, [self = shared_from_this()] {
       self->awake_ = false;
       if (self->stopped_ || self->link_->closed) return;
@@ -310,6 +313,8 @@ void SimulatedEtcd::WithModel(const std::function<void(EtcdModel&)>& use) {
 }
 
 void SimulatedEtcd::EndFaults() { server_->faults = Faults(); }
+
+void SimulatedEtcd::DelayEvents(Duration delay) { server_->event_delay = delay; }
 
 void SimulatedEtcd::SetFull(bool full) { server_->full = full; }
 

@@ -53,6 +53,8 @@ class SimulatedEtcd {
   // Full: its quota is used up. It answers reads, keeps leases alive and removes keys, and refuses whatever
   // may store something, with LEDGER_FULL.
   void SetFull(bool full);
+  // From now on every watch reports what has happened so much later.
+  void DelayEvents(Duration delay);
   // As a member that takes over does: every lease has its full time again.
   void ChangeLeader();
   // As etcd that was stopped and was restored from a backup of this revision. What was on its way never
