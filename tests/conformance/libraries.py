@@ -103,6 +103,16 @@ class StockDcp:
         dcp.load(state, checkpoint_id=str(path), **{"no_dist": True, **options})
         return state
 
+    def writer(self, path: pathlib.Path, **options: Any) -> Any:
+        import torch.distributed.checkpoint as dcp
+
+        return dcp.FileSystemWriter(str(path), **options)
+
+    def reader(self, path: pathlib.Path, **options: Any) -> Any:
+        import torch.distributed.checkpoint as dcp
+
+        return dcp.FileSystemReader(str(path), **options)
+
     def newest(self, folder: pathlib.Path) -> Optional[pathlib.Path]:
         """What users take: the folder with the highest step."""
         steps = [path for path in folder.iterdir() if path.is_dir() and path.name.startswith("step-")]
@@ -118,6 +128,16 @@ class CkptdDcp(StockDcp):
         import ckptd.dcp
 
         ckptd.dcp.install(timeout=60)
+
+    def writer(self, path: pathlib.Path, **options: Any) -> Any:
+        import ckptd.dcp
+
+        return ckptd.dcp.Writer(str(path), **options)
+
+    def reader(self, path: pathlib.Path, **options: Any) -> Any:
+        import ckptd.dcp
+
+        return ckptd.dcp.Reader(str(path), **options)
 
     def newest(self, folder: pathlib.Path) -> Optional[pathlib.Path]:
         import ckptd.dcp
