@@ -70,8 +70,8 @@ def _row(suite: Suite, stock: Dict[str, str], ours: Dict[str, str], through: int
     version = importlib.metadata.version(suite.package)
     counts = [f"{list(found.values()).count('passed')} of {len(found)}" for found in (stock, ours)]
     skipped = list(stock.values()).count("skipped")
-    files = ", ".join(f"`{file}`" for file in suite.files)
-    return f"| {suite.package} {version}, {files} | {counts[0]} | {counts[1]} | {skipped} | {through} |"
+    files = ", ".join(f"`{suite.package}-{version}/{file}`" for file in suite.files)
+    return f"| {files} | {counts[0]} | {counts[1]} | {skipped} | {through} |"
 
 
 def _download(suite: Suite, folder: pathlib.Path) -> pathlib.Path:
