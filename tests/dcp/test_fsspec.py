@@ -53,3 +53,19 @@ def test_missing_checkpoint_and_wrong_uses_of_a_url_are_errors_that_say_so(alone
     assert "no checkpoint" in alone.fails(f"fs.open('ckptd://{root}/none/.metadata', 'rb')").message
     assert "commits a checkpoint" in alone.fails(f"fs.rename('ckptd://{root}/a/x', 'ckptd://{root}/a/y')").message
     assert '"rb" or "wb"' in alone.fails(f"fs.open('ckptd://{root}/a/x', 'ab')").message
+
+
+def test_single_file_is_refused_because_no_checkpoint_would_have_it(alone, root):
+    alone.do(f"{REGISTER}\nfs = fsspec.filesystem('ckptd'); ckptd.dcp.run({root!r}).save('a', files={{'b': b'1'}}).wait('committed', 60)")
+    with open(f"{root}/local", "w") as file:
+        file.write("x")
+    url = f"ckptd://{root}/step-1/x"
+    calls = (
+        f"fs.put({root + '/local'!r}, {url!r})",
+        f"fs.pipe({url!r}, b'1')",
+        f"fs.touch({url!r})",
+        f"fs.cp('ckptd://{root}/a/b', {url!r})",
+    )
+    for call in calls:
+        assert "appears whole" in alone.fails(call).message, call
+    assert sorted(os.listdir(root)) == [".ckptd", "a", "local"]

@@ -73,6 +73,19 @@ class CkptdFileSystem(AbstractFileSystem):  # type: ignore[misc]
             return _Unsynced(os.path.join(folder, name))
         raise ValueError(f'the mode is "{mode}"; files of ckptd:// are opened with "rb" or "wb"')
 
+    def put_file(self, lpath: Any, rpath: str, *args: Any, **kwargs: Any) -> None:
+        """Raises NotImplementedError, as pipe_file() and touch() do: no checkpoint would ever have the file."""
+        raise _single_file(rpath)
+
+    def pipe_file(self, path: str, *args: Any, **kwargs: Any) -> None:
+        raise _single_file(path)
+
+    def touch(self, path: str, *args: Any, **kwargs: Any) -> None:
+        raise _single_file(path)
+
+    def cp_file(self, path1: str, path2: str, *args: Any, **kwargs: Any) -> None:
+        raise _single_file(path2)
+
     def rename(self, path1: str, path2: str, **kwargs: Any) -> None:
         """Commits a checkpoint by the rename of ``.metadata.tmp`` to ``.metadata``. Returns when it is durable."""
         place, name = _split(self._strip_protocol(path1))
@@ -110,6 +123,13 @@ class CkptdFileSystem(AbstractFileSystem):  # type: ignore[misc]
             os.remove(os.path.join(_incoming(place), name))
 
     rm_file = rm
+
+
+def _single_file(path: str) -> NotImplementedError:
+    return NotImplementedError(
+        f"{path} would be written alone, and a checkpoint of ckptd appears whole: save it with dcp.save(checkpoint_id=ckptd://...), "
+        "or with Run.save(files={name: ckptd.File(path)})"
+    )
 
 
 _unwanted: Set[Place] = set()  # Checkpoints that are removed when the next one is committed.
