@@ -305,7 +305,9 @@ class CkptdAccelerate:
             path.parent.mkdir(parents=True, exist_ok=True)
             kept = {} if self._limits.get(root) is None else {"num_kept_ckpts": self._limits[root]}
             self._runs[root] = ckptd.connect().run(root, rank=0, world_size=1, **kept)
-        folder = tempfile.mkdtemp(prefix="accelerate-", dir="/dev/shm")
+        memory = os.environ.get("CONFORMANCE_MEMORY", "/dev/shm")
+        os.makedirs(memory, exist_ok=True)
+        folder = tempfile.mkdtemp(prefix="accelerate-", dir=memory)
         try:
             accelerator.save_state(folder, **options)
             names = [os.path.relpath(os.path.join(place, name), folder) for place, _, names in os.walk(folder) for name in names]

@@ -80,6 +80,7 @@ def daemon(folder: str) -> Iterator[str]:
 def run(each: Case, variant: str, deadline: float = DEADLINE_SECONDS) -> Result:
     """Runs one case in a process of its own. $CKPTD_ENDPOINT names the daemon."""
     folder = pathlib.Path(tempfile.mkdtemp(prefix="conformance-"))
+    memory = pathlib.Path("/dev/shm", folder.name)  # What a case puts into memory, and leaves there if it kills itself.
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -92,10 +93,12 @@ def run(each: Case, variant: str, deadline: float = DEADLINE_SECONDS) -> Result:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child, signal.SIGKILL)  # Also what the case has started.
         shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(memory, ignore_errors=True)
 
 
 def _run_in_child(each: Case, variant: str, folder: pathlib.Path, write: int) -> None:
     os.setpgid(0, 0)
+    os.environ["CONFORMANCE_MEMORY"] = f"/dev/shm/{folder.name}"
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(nothing, descriptor)

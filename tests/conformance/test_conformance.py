@@ -99,6 +99,16 @@ def test_runner_ends_a_case_that_hangs() -> None:
     assert result == runner.Result(HANG, "it did not end within 0.5 s")
 
 
+def test_runner_removes_what_a_case_has_left_in_memory() -> None:
+    before = set(os.listdir("/dev/shm"))
+
+    def leave(*_: Any) -> None:
+        os.makedirs(os.path.join(os.environ["CONFORMANCE_MEMORY"], "left"))
+
+    assert runner.run(a_case(leave), "stock") == runner.Result(RIGHT)
+    assert not [name for name in set(os.listdir("/dev/shm")) - before if name.startswith("conformance-")]
+
+
 def test_ranks_of_a_case_run_at_once_and_their_error_is_raised(tmp_path: pathlib.Path) -> None:
     on_ranks(3, lambda rank: (tmp_path / str(rank)).touch())
     assert sorted(os.listdir(tmp_path)) == ["0", "1", "2"]
