@@ -18,7 +18,7 @@ from typing import Any, Iterator, List
 
 import ckptd
 
-from bench.base import machine
+from bench.base import limits, machine
 from bench.base.job import Job
 from bench.contenders import catalog
 from examples.demo import save_costs
@@ -35,6 +35,9 @@ STEPS = 2 * SAVE_EVERY + 1  # Of one launch: two saves, and a step after them.
 TRIES = 5  # To kill at the right moment.
 POOL = 3 << 30
 DISK = 8 << 30  # Free bytes that the demo needs.
+SAVE_BYTES = 762 << 20  # Of all ranks, about.
+SAMPLE_BYTES = 128 << 20  # To find out how fast the disk is.
+USUAL_DISK = 7.0  # Seconds for a save, up to which the deadlines are as written here; those of a slower disk are longer.
 DISK_TIMES = 1.25  # Of a plain write: where the disk is the limit, nobody is sooner.
 ROUNDS = 4  # Of the comparison; the first is not counted.
 
@@ -44,6 +47,8 @@ class Demo:
         self.folder = folder
         self.root = folder / "checkpoints"
         self.root.mkdir()
+        self.disk = limits.time_direct_write(folder, SAMPLE_BYTES) * SAVE_BYTES / SAMPLE_BYTES  # Seconds for a save.
+        self.patience = max(1.0, self.disk / USUAL_DISK)
         self.claims = Claims()
         self.stack = stack
         self.base = 0  # The step of the newest committed checkpoint.
@@ -107,7 +112,7 @@ class Demo:
             step = self.base + SAVE_EVERY * (2 if self.base == 0 else 1)
             tag = f"step_{step}"
             with self.launch() as job:
-                in_time = self.observer.wait(job, tag, lambda c: bool(c.level >= SEALED), "sealed", 120)
+                in_time = self.observer.wait(job, tag, lambda c: bool(c.level >= SEALED), "sealed", 120 * self.patience)
                 job.kill()
                 killed = time.monotonic()
                 left = self.observer.in_flight(tag)
@@ -142,7 +147,7 @@ class Demo:
 
     def wait_until_latest(self, tag: str) -> None:
         machine.wait_until(
-            lambda: self.observer.latest() == tag, f"the daemon to publish {tag}", 60, interval=0.005
+            lambda: self.observer.latest() == tag, f"the daemon to publish {tag}", 60 * self.patience, interval=0.005
         )
 
     def kill_daemon(self) -> None:
@@ -153,7 +158,7 @@ class Demo:
             before, tag = f"step_{self.base}", f"step_{self.base + SAVE_EVERY}"
             with self.launch() as job:
                 part = self.kill_daemon_during(job, tag)
-                job.wait(180)
+                job.wait(180 * self.patience)
             if attempt == 1:
                 self.check_resume(job, before)
             self.base += STEPS // SAVE_EVERY * SAVE_EVERY
@@ -173,7 +178,7 @@ class Demo:
             seen = checkpoint.written_bytes / max(1, checkpoint.size_bytes)
             return bool(checkpoint.level >= SEALED and 0 < seen < 1)
 
-        if not self.observer.wait(job, tag, writing, "partly on disk", 120):
+        if not self.observer.wait(job, tag, writing, "partly on disk", 120 * self.patience):
             return 1.0
         os.kill(self.pid, signal.SIGKILL)
         machine.wait_until(lambda: not machine.process_runs(self.pid), "the killed daemon to be gone", 30)
@@ -275,6 +280,7 @@ class Demo:
         heading(
             "What a save costs training, compared with torch.save + fsync and with dcp.async_save in its best settings"
         )
+        print(f"about {save_costs.expected_seconds(self.disk, ROUNDS):.0f} s on this disk, if the cores are idle", flush=True)
         folder = self.folder / "others"
         folder.mkdir()
         self.wait_for_pool()
@@ -282,7 +288,7 @@ class Demo:
         arguments += ["--folder", str(folder), "--rounds", str(ROUNDS)]
         (self.folder / "compared").mkdir()
         with Job("examples.demo.save_costs", self.folder, "save_costs", arguments, RANKS) as job:
-            job.wait(400)
+            job.wait(400 * self.patience)
         figures, copy, size = save_costs.collect(job, RANKS)
         table = save_costs.table(figures, copy, size, RANKS)
         print(table, flush=True)
@@ -290,15 +296,22 @@ class Demo:
         for key, claim in (
             ("stall", "A save stalls training for less time than torch.save + fsync"),
             ("durable", f"A save is durable sooner than with the others, or within {DISK_TIMES} times what the disk takes"),
-            ("lost", "A save costs less training time than torch.save + fsync and dcp.async_save"),
+            ("lost", "A save costs less training time than torch.save + fsync and dcp.async_save, or no more than can be measured"),
         ):
             medians = {name: statistics.median(values[key]) for name, values in figures.items()}
             ours = medians.pop(catalog.CKPTD)
-            rival = medians[catalog.TORCH_SAVE_SYNCED] if key == "stall" else min(medians.values())
+            best = catalog.TORCH_SAVE_SYNCED if key == "stall" else min(medians, key=medians.__getitem__)
+            rival = medians[best]
             measured = f"{ours:.3f} s; the others {rival:.3f} s at best"
+            held = ours < rival
             if key == "durable":
                 measured += f"; a plain write to the disk {disk:.3f} s"
-            self.claims.check(claim, measured, ours < rival or (key == "durable" and ours < DISK_TIMES * disk))
+                held = held or ours < DISK_TIMES * disk
+            elif key == "lost":
+                error = save_costs.measurement_error(figures[catalog.CKPTD][key], figures[best][key])
+                measured += f"; measured to within {error:.3f} s"
+                held = ours <= rival + error
+            self.claims.check(claim, measured, held)
         return table
 
     def check_without_ckptd(self) -> None:
@@ -377,6 +390,8 @@ def main() -> int:
             f"checkpoints: {folder}"
         )
         demo = Demo(folder, stack)
+        minutes = (150 + 4 * demo.disk + save_costs.expected_seconds(demo.disk, ROUNDS)) / 60
+        print(f"the disk writes {SAVE_BYTES / demo.disk / 1e9:.2f} GB/s; the demo takes about {minutes:.0f} minutes here", flush=True)
         demo.wait_for_pool()
         demo.kill_trainers()
         demo.kill_daemon()

@@ -105,6 +105,17 @@ def disk_seconds(job: Job, ranks: int) -> float:
     return statistics.median(max(entry["seconds"] for entry in entries) for entries in turns)
 
 
+def measurement_error(*figures: List[float]) -> float:
+    """Half the range of the most scattered of some figures. Their values differ by what else the machine does meanwhile."""
+    return max(max(values) - min(values) for values in figures) / 2
+
+
+def expected_seconds(disk: float, rounds: int) -> float:
+    """What the comparison takes where the disk takes `disk` seconds for the bytes of all ranks, and the cores are idle."""
+    writes = rounds * (1 + 1.2 * len(CONTENDERS))
+    return writes * disk + rounds * len(CONTENDERS) * 4.0  # Quiet steps, and the wait for an idle disk.
+
+
 def table(figures: Figures, copy: float, size: float, ranks: int) -> str:
     out = io.StringIO()
     out.write(
@@ -112,13 +123,13 @@ def table(figures: Figures, copy: float, size: float, ranks: int) -> str:
         "warm saves in turns: median [min-max], seconds.\n"
     )
     out.write(f"One copy of a rank's bytes, all ranks concurrently: {copy:.3f}\n")
-    out.write(f"{'':<38}{'stall':<22}{'durable':<22}{'training time lost':<22}\n")
+    out.write(f"{'':<38}{'stall':<24}{'durable':<24}{'training time lost':<24}\n")
     for name, values in figures.items():
         cells = [
             f"{statistics.median(values[key]):.3f} [{min(values[key]):.3f}-{max(values[key]):.3f}]"
             for key in ("stall", "durable", "lost")
         ]
-        out.write(f"{name:<38}" + "".join(f"{cell:<22}" for cell in cells).rstrip() + "\n")
+        out.write(f"{name:<38}" + "".join(f"{cell:<24}" for cell in cells).rstrip() + "\n")
     return out.getvalue()
 
 
