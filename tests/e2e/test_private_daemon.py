@@ -219,7 +219,7 @@ def test_save_to_a_stopped_daemon_ends_at_its_timeout(folder: str, root: str) ->
             waited = time.monotonic() - begin
         finally:
             os.kill(daemon.pid, signal.SIGCONT)
-        assert waited < 4.5  # It has 3 s.
+        assert waited < 10  # It has 3 s; with a timeout for each request it took 14.
         run.save("three", files={"a.bin": b"x" * 1000}).wait("committed", 60)
         assert {"one", "three"} <= set(tags(root))
 
