@@ -156,6 +156,7 @@ TEST_P(SharedSavesContract, CheckpointIsNotReplacedWhileANodeReadsIt) {
     readers.Begin(sequence, [&](const absl::Status& status) { answer = status; });
     RunUntil([&] { return answer.has_value(); });
     ASSERT_TRUE(answer->ok()) << *answer;
+    stale_decisions_ = stale;
     if (stale) root_.hidden.insert(sequence);
     const SaveName save = BeginAll(tag, 2);
     RunUntil([&] {
@@ -169,6 +170,28 @@ TEST_P(SharedSavesContract, CheckpointIsNotReplacedWhileANodeReadsIt) {
     EXPECT_EQ(EndOfSave(save), "COMMITTED");
     EXPECT_GT(root_.tags.at(tag), sequence);
   }
+}
+
+// Somebody puts it there while the save waits for readers of the one that had the tag before.
+TEST_P(SharedSavesContract, ResaveReplacesTheCheckpointThatHasTheTagWhenItsWaitEnds) {
+  EXPECT_EQ(Save("step_1"), "COMMITTED");
+  Node& reader = Other();
+  CheckpointReaders readers(reader.etcd.get(),
+                            {nodes_.prefix() + "run/", reader.registration->identity(), "test"});
+  std::optional<absl::Status> answer;
+  readers.Begin(1, [&](const absl::Status& status) { answer = status; });
+  RunUntil([&] { return answer.has_value(); });
+  ASSERT_TRUE(answer->ok()) << *answer;
+  const SaveName save = BeginAll("step_1", 2);
+  RunUntil([&] {
+    Node* const node = Coordinator();
+    return node != nullptr && node->coordinator->WaitsFor().find("readers") != std::string::npos;
+  });
+  root_.tags["step_1"] = 100;
+  answer.reset();
+  readers.End(1, [&](const absl::Status& status) { answer = status; });
+  EXPECT_EQ(EndOfSave(save), "COMMITTED");
+  EXPECT_THAT(root_.removed, ElementsAre(100));
 }
 
 // Its removal is decided together with the publication, and cannot be taken back.
@@ -391,6 +414,16 @@ TEST_P(SharedSavesContract, SaveThatIsNowhereForAMomentIsPublished) {
   LetGo();
   EXPECT_EQ(EndOfSave(save), "COMMITTED");
   EXPECT_TRUE(looked);
+}
+
+TEST_P(SharedSavesContract, PublicationThatHasFailedOnceIsMadeAgain) {
+  bool failed = false;
+  root_.before = [&](const std::string& what) {
+    if (what == "Publish" && !std::exchange(failed, true)) root_.failures = 1;
+    return true;
+  };
+  EXPECT_EQ(Save("step_1"), "COMMITTED");
+  EXPECT_TRUE(failed);
 }
 
 TEST_P(SharedSavesContract, RequestsOfTheRootThatFailAreMadeAgain) {

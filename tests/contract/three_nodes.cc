@@ -421,8 +421,7 @@ void ThreeNodes::CheckSave(int64_t sequence, const std::vector<SaveState>& histo
   for (size_t i = 1; i < history.size(); ++i) {
     const bool settled =
         history[i - 1].found() == SaveState::NOT_KNOWN && history[i].found() != SaveState::NOT_KNOWN;
-    // A checkpoint was in the way that the first decision had not seen.
-    const bool replaces_another = PhaseOf(history[i - 1]) == "PUBLISHING" &&
+    const bool replaces_another = stale_decisions_ && PhaseOf(history[i - 1]) == "PUBLISHING" &&
                                   PhaseOf(history[i]) == "PUBLISHING" &&
                                   history[i - 1].replaces() != history[i].replaces();
     EXPECT_TRUE(ComesAfter(history[i - 1], history[i]) || settled || replaces_another)

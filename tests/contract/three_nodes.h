@@ -110,6 +110,8 @@ class ThreeNodes : public ::testing::TestWithParam<EtcdKind> {
 
   AnyEtcd etcd_{GetParam()};
   RegisteredNodes nodes_{&etcd_};
+  // A publication may be decided while the checkpoint at its tag is hidden, and be decided again.
+  bool stale_decisions_ = false;
   FakeSharedRoot root_{
       [this](Duration delay, absl::AnyInvocable<void()> event) { etcd_.After(delay, std::move(event)); },
       GetParam().seed, std::chrono::milliseconds(50)};
