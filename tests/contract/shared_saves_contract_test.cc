@@ -574,6 +574,23 @@ TEST_P(SharedSavesContract, SaveGoesOnWhenEtcdHasRoomAgain) {
   }
 }
 
+TEST_P(SharedSavesContract, CoordinatorStaysWhenEtcdIsFullWhileItPublishes) {
+  EXPECT_EQ(Save("step_1"), "COMMITTED");
+  bool full = false;
+  int terms = 0;
+  root_.before = [&](const std::string& what) {
+    if (what == "BeginTerm") ++terms;
+    if (what == "Publish" && !std::exchange(full, true)) etcd_.simulation().SetFull(true);
+    return true;
+  };
+  const SaveName save = BeginAll("step_2");
+  RunUntil([&] { return full; });
+  RunFor(seconds(30));
+  etcd_.simulation().SetFull(false);
+  EXPECT_EQ(EndOfSave(save), "COMMITTED");
+  EXPECT_EQ(terms, 0);
+}
+
 TEST_P(SharedSavesContract, SaveThatCannotBeBegunUntilItsDeadlineFailsAndSaysWhy) {
   RunUntil([&] { return Coordinator() != nullptr; });
   CutOff(true);
