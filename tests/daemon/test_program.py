@@ -71,14 +71,16 @@ def local(daemon: Any) -> Callable[..., None]:
     """Starts the daemon as `ckptd --local`, behind a command, and takes its endpoint from the line that it prints."""
 
     def start(*wrapper: str) -> None:
-        arguments = [*wrapper, daemon.arguments()[0], "--local", str(daemon.folder / "made/local"), "--pool_bytes=64MiB"]
+        # The tests themselves may run under nohup.
+        command = ["env", "--default-signal=HUP", *wrapper, daemon.arguments()[0]]
+        arguments = [*command, "--local", str(daemon.folder / "made/local"), "--pool_bytes=64MiB"]
         with open(daemon.log_path, "ab") as log:
             daemon.process = subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log)
         assert select.select([daemon.process.stdout], [], [], TIMEOUT)[0], f"not ready after {TIMEOUT} s: {daemon.log()}"
         # The daemon keeps its standard output: read the lines, not to the end.
-        command, assignment = shlex.split(daemon.process.stdout.readline().decode())
+        export, assignment = shlex.split(daemon.process.stdout.readline().decode())
         name, _, daemon.endpoint = assignment.partition("=")
-        assert (command, name) == ("export", "CKPTD_ENDPOINT"), daemon.log()
+        assert (export, name) == ("export", "CKPTD_ENDPOINT"), daemon.log()
         assert b"Ctrl-C" in daemon.process.stdout.readline()
 
     return start
