@@ -258,10 +258,11 @@ def test_trainer_does_not_look_at_what_ckptd_is_removing(trainer, root):
     trainer.do(
         "import os.path; samefile, removal = os.path.samefile, ckptd.transformers.await_removal; seen = []\n"
         "os.path.samefile = lambda one, other: (seen.append(os.path.basename(one)), samefile(one, other))[1]\n"
-        "def removing(run):\n"  # As a daemon on a slow disk, which has not removed it yet.
+        "def removing(run):\n"  # As a daemon on a slow disk, which has removed the others, and this one not yet.
+        "    removal(run)\n"
         f"    os.makedirs({root + '/checkpoint-1'!r}, exist_ok=True)\n"
         "ckptd.transformers.await_removal, known = removing, ckptd.transformers.unkept\n"
-        "ckptd.transformers.unkept = lambda run: ['checkpoint-1']\n"
+        "ckptd.transformers.unkept = lambda run: [*known(run), 'checkpoint-1']\n"
         "class Better(transformers.TrainerCallback):\n"
         "    def on_evaluate(self, args, state, control, metrics, **others): metrics['eval_loss'] = -float(state.global_step)\n"
         "options = dict(save_total_limit=1, eval_strategy='steps', eval_steps=2, metric_for_best_model='loss')\n"
