@@ -115,7 +115,7 @@ void SharedSaves::Begin(const SaveName& name, Instant admission_deadline, std::v
   if (part->second.given_up && part->second.released) TellAgain(name, *part->second.given_up);
 }
 
-// The owner has forgotten it, and a rank begins it. The others may not know yet that it fails.
+// The owner forgets a save that was given up once its memory is released; a rank may begin it after that.
 void SharedSaves::TellAgain(const SaveName& name, const absl::Status& why) {
   options_.post([this, name, why, alive = std::weak_ptr<bool>(alive_)] {
     if (alive.expired() || lost_) return;

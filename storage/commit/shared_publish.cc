@@ -11,14 +11,14 @@
 // A coordinator may be paused before any step, for longer than its lease; another one then does all of them,
 // and perhaps removes the checkpoint again, before the first goes on. That does no harm:
 //
-//   - A manifest that is written depends on what it replaces, so step 1 comes only once no checkpoint but
-//   that one is seen at the tag. (If names are stale at that moment, the rename of step 3 finds another one,
-//   and the manifest is written anew. Only a coordinator that was paused right then could bring the first one
-//   back, which lacks the pointers that the save takes over.)
 //   - Step 1 goes through the open directory, by the path `.ckptd/...`. Both write the same bytes, under
 //   names of
 //     their own, and a rename replaces the manifest by an equal one. A removal renames `.ckptd` first
 //     (shared_removal.h), so a late step 1 finds no place for its manifest and makes nothing whole again.
+//   - The manifest has the pointers of the checkpoint that the ledger says is replaced. While another one has
+//   the tag, step 1 is not taken. If the file system shows that one only at the rename of step 3, the
+//   coordinator decides again and writes the manifest a second time. A coordinator that was paused in step 1
+//   before that may then restore the first manifest: the checkpoint is whole, and lacks those pointers.
 //   - Of the renames out of the in-flight name, to the tag or into trash, one succeeds: the name is used
 //   once.
 //   - A plain rename replaces an empty directory, and nothing else.
@@ -50,7 +50,7 @@ absl::Status SyncParents(const SharedLayout& layout, Handle new_parent) {
   return layout.fs->Sync(layout.inflight.get(), SyncMode::kAll);
 }
 
-// The sequence of the checkpoint of ckptd's that is whole at this tag; 0: none.
+// The sequence of the whole checkpoint at this tag; 0: there is none, or it is not ckptd's.
 absl::StatusOr<int64_t> SequenceAtTag(const SharedLayout& layout, const std::string& tag) {
   const absl::StatusOr<ManifestSummary> summary = ReadSummary(*layout.fs, layout.root, tag);
   if (CouldNotFindOut(summary.status())) return summary.status();
@@ -87,7 +87,7 @@ absl::Status GiveUp(const SharedLayout& layout, const SharedInflight& save, cons
   return why;
 }
 
-// What is at the tag is in the way.
+// Something else has the place of the save: returns what PublishShared does then.
 absl::StatusOr<int64_t> Refused(const SharedLayout& layout, const SharedInflight& save,
                                 const ManifestSummary& summary, const std::set<int64_t>& pinned) {
   CKPTD_ASSIGN_OR_RETURN(const int64_t half_removed, SequenceBeingRemoved(layout, save.tag));
