@@ -55,6 +55,25 @@ class Job:
         return {"weights": weights, "rate": self.scheduler.get_last_lr(), "step": self.scheduler.scheduler.last_epoch}
 
 
+def killed_in_the_second_save(
+    writer: Any, root: pathlib.Path, eighth: int, *, name: str = "", limit: Optional[int] = None, wanted: Optional[pathlib.Path] = None
+) -> None:
+    """Runs a job that is killed after so many eighths of its second save. Each save's values are in `wanted`/want-STEP before it begins."""
+
+    def prepare() -> Callable[[], None]:
+        job = Job(type(writer)(), root, limit=limit)
+
+        def work() -> None:
+            job.train()
+            if wanted is not None:
+                torch.save(job.values(), wanted / f"want-{job.values()['step']}")
+            job.save(name)
+
+        return work
+
+    killed_within(prepare, eighth)
+
+
 @case(AREA, "accelerate", "huggingface/accelerate#137")
 def accelerate_resume(writer: Any, reader: Any, folder: pathlib.Path) -> None:
     """A job that is resumed has the weights and the learning rate of one that was not interrupted, dropout and all."""
@@ -202,16 +221,7 @@ def accelerate_killed_in_the_second_save(writer: Any, reader: Any, folder: pathl
     for eighth in range(8):
         root = folder / f"runs-{eighth}"
 
-        def prepare(root: pathlib.Path = root) -> Callable[[], None]:
-            job = Job(type(writer)(), root)
-
-            def work() -> None:
-                job.train()
-                job.save()
-
-            return work
-
-        killed_within(prepare, eighth)
+        killed_in_the_second_save(writer, root, eighth)
         newest = reader.newest(root / "checkpoints")
         expect_kept(newest is not None, "there is no newest one")
         got = Job(type(reader)(), folder / "again", seed=1)
@@ -229,17 +239,7 @@ def accelerate_killed_while_it_saves_a_name_again(writer: Any, reader: Any, fold
     for eighth in range(8):
         root = folder / f"runs-{eighth}"
 
-        def prepare(root: pathlib.Path = root) -> Callable[[], None]:
-            job = Job(type(writer)(), root)
-
-            def work() -> None:
-                job.train()
-                torch.save(job.values(), folder / f"want-{job.values()['step']}")
-                job.save("last")
-
-            return work
-
-        killed_within(prepare, eighth)
+        killed_in_the_second_save(writer, root, eighth, name="last", wanted=folder)
         got = Job(type(reader)(), folder / "again", seed=1)
         try:
             got.load(root / "checkpoints/last")
@@ -254,16 +254,7 @@ def accelerate_killed_with_a_limit_of_one(writer: Any, reader: Any, folder: path
     for eighth in range(8):
         root = folder / f"runs-{eighth}"
 
-        def prepare(root: pathlib.Path = root) -> Callable[[], None]:
-            job = Job(type(writer)(), root, limit=1)
-
-            def work() -> None:
-                job.train()
-                job.save()
-
-            return work
-
-        killed_within(prepare, eighth)
+        killed_in_the_second_save(writer, root, eighth, limit=1)
         whole = []
         for path in sorted(path for path in (root / "checkpoints").iterdir() if not path.name.startswith(".")):
             try:

@@ -157,47 +157,41 @@ def torchtnt_newest_by_number(writer: Any, reader: Any, folder: pathlib.Path) ->
     expect_same(values(got), want)
 
 
+def expect_best(writer: Any, reader: Any, folder: pathlib.Path, losses: List[float], step: int) -> None:
+    """Trains with these losses, saves each step, and expects that the checkpoint with the lowest loss is the one of `step`."""
+    fit(writer, folder, unit=make_unit(losses), save_every_n_train_steps=1, best_checkpoint_config=best())
+    got = make_unit(seed=1)
+    expect(reader.saver.restore_from_best(str(folder), got, "train_loss", "min"), "it found none")
+    expect_same(got.train_progress.num_steps_completed, step, "the step")
+
+
 @case(AREA, "torchtnt", "meta-pytorch/tnt#677")
 def torchtnt_best(writer: Any, reader: Any, folder: pathlib.Path) -> None:
     """`restore_from_best` restores the checkpoint with the lowest loss, which is neither the first nor the last."""
     losses = [0.5, 0.25, 0.125, 0.75]
-    fit(writer, folder / "runs", unit=make_unit(losses), save_every_n_train_steps=1, best_checkpoint_config=best())
-    got = make_unit(seed=1)
-    expect(reader.saver.restore_from_best(str(folder / "runs"), got, "train_loss", "min"), "it found none")
-    expect_same(got.train_progress.num_steps_completed, 3, "the step")
+    expect_best(writer, reader, folder / "runs", losses, 3)
 
 
 @case(AREA, "torchtnt", "meta-pytorch/tnt#953")
 def torchtnt_best_of_tiny_values(writer: Any, reader: Any, folder: pathlib.Path) -> None:
     """Values that Python writes with an exponent, such as 1e-05, count for the best."""
     losses = [0.5, 1e-05, 2.5e20, 0.25]
-    fit(writer, folder / "runs", unit=make_unit(losses), save_every_n_train_steps=1, best_checkpoint_config=best())
-    got = make_unit(seed=1)
-    expect(reader.saver.restore_from_best(str(folder / "runs"), got, "train_loss", "min"), "it found none")
-    expect_same(got.train_progress.num_steps_completed, 2, "the step")
+    expect_best(writer, reader, folder / "runs", losses, 2)
 
 
 @case(AREA, "torchtnt")
 def torchtnt_best_of_zero(writer: Any, reader: Any, folder: pathlib.Path) -> None:
     """A value of 0.0 counts for the best, as do negative ones."""
     losses = [0.5, 0.0, 0.25, 0.75]
-    fit(writer, folder / "runs", unit=make_unit(losses), save_every_n_train_steps=1, best_checkpoint_config=best())
-    got = make_unit(seed=1)
-    expect(reader.saver.restore_from_best(str(folder / "runs"), got, "train_loss", "min"), "it found none")
-    expect_same(got.train_progress.num_steps_completed, 2, "the step")
-    fit(writer, folder / "more", unit=make_unit([1.0, -2.0, 0.5, 3.0]), save_every_n_train_steps=1, best_checkpoint_config=best())
-    expect(reader.saver.restore_from_best(str(folder / "more"), got, "train_loss", "min"), "it found none")
-    expect_same(got.train_progress.num_steps_completed, 2, "the step")
+    expect_best(writer, reader, folder / "runs", losses, 2)
+    expect_best(writer, reader, folder / "more", [1.0, -2.0, 0.5, 3.0], 2)
 
 
 @case(AREA, "torchtnt", "meta-pytorch/tnt#927", "meta-pytorch/tnt#896", "meta-pytorch/tnt#934")
 def torchtnt_best_beside_nan_and_infinity(writer: Any, reader: Any, folder: pathlib.Path) -> None:
     """Training goes on where a metric is NaN or infinite, and such a checkpoint is not called the best."""
     losses = [0.5, 0.25, float("nan"), float("-inf")]
-    fit(writer, folder / "runs", unit=make_unit(losses), save_every_n_train_steps=1, best_checkpoint_config=best())
-    got = make_unit(seed=1)
-    expect(reader.saver.restore_from_best(str(folder / "runs"), got, "train_loss", "min"), "it found none")
-    expect_same(got.train_progress.num_steps_completed, 2, "the step")
+    expect_best(writer, reader, folder / "runs", losses, 2)
 
 
 @case(AREA, "torchtnt", "meta-pytorch/tnt#688", "meta-pytorch/tnt#939")
