@@ -79,6 +79,7 @@ TEST(NodesSimulationTest, KeepsEveryPromiseForSeedsThatFailedOnce) {
                                        1100500866,
                                        1700600652,
                                        2504000828,
+                                       3543276674799124,
                                        3893316622915912,
                                        480301273906123,
                                        579763267286332,

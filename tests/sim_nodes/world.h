@@ -54,7 +54,7 @@ class World {
   SharedDisk& disk() { return *disk_; }
   Node& node(int index) { return *nodes_[static_cast<size_t>(index)]; }
   bool ending() const { return ending_; }  // Start nothing new.
-  // Whether etcd says that all ranks of the attempt have read this checkpoint.
+  // Whether etcd says that all ranks of the attempt, by its number in etcd, have read this checkpoint.
   bool HasAgreed(int64_t attempt, int64_t sequence);
   void Count(const std::string& what) { ++result_.counts[what]; }
   void DaemonGone(int node);
