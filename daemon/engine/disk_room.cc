@@ -108,6 +108,10 @@ DiskRoom::Claim DiskRoom::Reserve(Save* save, std::string* lack) {
   }
   *lack = absl::StrCat("disk: the checkpoint needs ", need, " bytes, the file system of ", run->path, " has ",
                        std::max<int64_t>(0, free), " free");
+  if (const int64_t total = run->probe.total_bytes; total > 0 && need > total) {
+    absl::StrAppend(lack, ", and holds no more than ", total, " in all");
+    return Claim::kNever;
+  }
   if (MayCome(*save)) return Claim::kMayCome;
   if (states_.Of(run).measured.changes == changes_[run->device]) return Claim::kNever;
   AskAfterChange(run);  // Another run on the device has freed some space since this one asked.

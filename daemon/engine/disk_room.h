@@ -56,7 +56,7 @@ class DiskRoom {
     kReserved,  // Save::disk_reserved is set.
     kAsking,    // The file system is asked anew first; room_changed follows.
     kMayCome,   // There is too little now. Space that is being freed may help.
-    kNever,     // There is too little, and nothing that the daemon does frees any.
+    kNever,     // There is too little, and nothing that the daemon does frees enough.
   };
   // Promises the save what it needs. `lack` says what is missing if the answer is not kReserved.
   Claim Reserve(Save* save, std::string* lack);

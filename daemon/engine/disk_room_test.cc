@@ -77,6 +77,20 @@ TEST_F(DiskRoomTest, RefusesOnlyWhenNothingOnTheDeviceFreesRoom) {
   EXPECT_EQ(Reserve(save), DiskRoom::Claim::kNever);
 }
 
+TEST_F(DiskRoomTest, RefusesWhatTheWholeFileSystemCannotHoldWhateverMayBecomeFree) {
+  Run* run = AddRun(1000);
+  run->probe.total_bytes = 10 * kMiB;
+  SetFree(run, 10 * kMiB);
+  Save* first = AddSave(run, 1, 5 * kMiB);
+  ASSERT_EQ(Reserve(first), DiskRoom::Claim::kReserved);
+  may_free_ = true;
+  std::string lack;
+  EXPECT_EQ(room_.Reserve(AddSave(run, 1, 10 * kMiB), &lack), DiskRoom::Claim::kNever);
+  EXPECT_THAT(lack, ::testing::HasSubstr("and holds no more than 10485760 in all"));
+  EXPECT_EQ(Reserve(AddSave(run, 1, 9 * kMiB)), DiskRoom::Claim::kMayCome)
+      << "it fits once the first is gone";
+}
+
 TEST_F(DiskRoomTest, AsksAnewAfterAnotherRunOfTheDeviceHasFreedRoom) {
   Run* run = AddRun(1000);
   Run* other = AddRun(1000);

@@ -953,20 +953,24 @@ class FillingFileSystem : public FaultyFileSystem {
   absl::StatusOr<SpaceInfo> Space(Handle dir) override {
     absl::StatusOr<SpaceInfo> space = FaultyFileSystem::Space(dir);
     if (space.ok() && free_bytes >= 0) space->free_bytes = free_bytes;
+    if (space.ok() && total_bytes >= 0) space->total_bytes = total_bytes;
     return space;
   }
   int64_t free_bytes = -1;
+  int64_t total_bytes = -1;
 };
 
-TEST(RescanTest, UpdatesTheFreeBytes) {
+TEST(RescanTest, UpdatesTheFreeAndTheTotalBytes) {
   TemporaryRoot root(TemporaryRoot::On::kMemory);
   FillingFileSystem fs(&root.fs());
   fs.free_bytes = 1 << 30;
   const std::unique_ptr<RootStore> store = root.OpenWith(fs);
   EXPECT_EQ(store->probe().free_bytes, 1 << 30);
   fs.free_bytes = 1 << 20;
+  fs.total_bytes = int64_t{1} << 40;  // An administrator has made it larger.
   ASSERT_TRUE(store->Rescan().ok());
   EXPECT_EQ(store->probe().free_bytes, 1 << 20);
+  EXPECT_EQ(store->probe().total_bytes, int64_t{1} << 40);
   fs.Fail({.op = FsOp::kSpace, .error = EIO});
   EXPECT_FALSE(store->Rescan().ok()) << "unknown space must not be promised to a save";
 }

@@ -108,7 +108,7 @@ class RootStore::Impl {
   FileSystem& fs_;
   Clock& clock_;
   const RootStoreOptions options_;
-  ProbeResult probe_;  // Except free_bytes, which are as of the last scan.
+  ProbeResult probe_;  // But free_bytes and total_bytes are as of the last scan.
 
   Trash trash_;
   PointerWriter pointer_writer_;
@@ -239,6 +239,7 @@ absl::Status RootStore::Impl::Rescan() {
   CKPTD_RETURN_IF_ERROR(RecoverAndScan());
   CKPTD_ASSIGN_OR_RETURN(const SpaceInfo space, fs_.Space(layout_.root));
   probe_.free_bytes = space.free_bytes;
+  probe_.total_bytes = space.total_bytes;
   latched_ = absl::OkStatus();
   return absl::OkStatus();
 }

@@ -58,7 +58,7 @@ class RootStore {
                                                          RootStoreOptions options);
   ~RootStore();
 
-  const ProbeResult& probe() const;  // Its free_bytes are as of the last scan.
+  const ProbeResult& probe() const;  // Its free_bytes and total_bytes are as of the last scan.
   const std::vector<RecoveredSave>& recovered() const;
   // By sequence, oldest first. Directories without a valid manifest are not included. Those whose manifest is
   // damaged are in damaged(), and stay where they are.

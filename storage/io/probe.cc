@@ -217,6 +217,7 @@ absl::StatusOr<ProbeResult> ProbeDirectory(FileSystem& fs, Handle scratch, IoBac
   CKPTD_ASSIGN_OR_RETURN(const SpaceInfo space, fs.Space(scratch));
   result.file_system = space.type;
   result.free_bytes = space.free_bytes;
+  result.total_bytes = space.total_bytes;
   if (space.type == "tmpfs" || space.type == "ramfs") {
     result.warnings.push_back(absl::StrCat(space.type, " is memory: nothing here survives a reboot"));
   }

@@ -33,6 +33,7 @@ struct ProbeResult {
   bool directory_sync = false;
   bool locks = false;
   int64_t free_bytes = 0;
+  int64_t total_bytes = 0;  // Of the whole file system; 0 if it does not say.
   std::vector<std::string> warnings;
 };
 

@@ -66,6 +66,7 @@ TEST_F(ProbeTest, FindsAllAbilitiesOfAGoodFileSystem) {
   EXPECT_TRUE(result.directory_sync);
   EXPECT_TRUE(result.locks);
   EXPECT_GT(result.free_bytes, 0);
+  EXPECT_GE(result.total_bytes, result.free_bytes);
   EXPECT_FALSE(result.file_system.empty());
   EXPECT_THAT(result.warnings, IsEmpty());
 }

@@ -236,6 +236,7 @@ absl::StatusOr<RootSnapshot> SimDisk::Scan(std::vector<RecoveredSave> recovered)
   snapshot.probe.file_system = "simulated";
   snapshot.probe.io_backend = "threads";
   snapshot.probe.free_bytes = free_bytes();
+  snapshot.probe.total_bytes = volume_->capacity;
   int64_t highest = record_.last_sequence();
   for (const auto& tag : tags_) {
     const int64_t sequence = tag.second.summary.sequence();
