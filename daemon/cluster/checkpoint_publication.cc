@@ -222,7 +222,7 @@ void CheckpointPublication::Evict() {
 
 void CheckpointPublication::OnEvicting(const absl::Status& evicting) {
   if (evicting.ok()) return Next(Step::kFindPointers);
-  if (ReasonOf(evicting) == ledger_reason::kBeingRead)
+  if (ReasonOf(evicting) == reason::kBeingRead)
     return Retry(Step::kEvict, absl::StrCat("readers: ", evicting.message()));
   RetryOrLose(Step::kEvict, evicting);
 }

@@ -299,7 +299,7 @@ TEST_F(DeletionTest, NeverRemovesWhatIsReadOrResumedFrom) {
   Run* run = LoadRun(1000, {1, 2, 3});
   leased_ = {1};
   retention_.BeginResumeDecision(run, 2);
-  EXPECT_EQ(Delete(run, 1, /*force=*/true), "CHECKPOINT_KEPT");
+  EXPECT_EQ(Delete(run, 1, /*force=*/true), "BEING_READ");
   EXPECT_EQ(Delete(run, 2, /*force=*/true), "CHECKPOINT_KEPT");
   EXPECT_THAT(Kept(*run), ElementsAre(1, 2, 3));
 }

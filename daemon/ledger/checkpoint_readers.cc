@@ -154,7 +154,7 @@ void CheckpointReaders::Remove(const Victim& victim, int64_t replaced_by, const 
       decision.set_number(earlier.number() + 1);
       return Operations{Put(keys.Evicting(sequence), decision.SerializeAsString())};
     }
-    *refused = MakeError(absl::StatusCode::kFailedPrecondition, ledger_reason::kBeingRead,
+    *refused = MakeError(absl::StatusCode::kFailedPrecondition, reason::kBeingRead,
                          absl::StrCat("the checkpoint of sequence ", sequence, " is read on nodes ",
                                       absl::StrJoin(readers, ", ")));
     return Operations();

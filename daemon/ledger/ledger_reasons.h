@@ -21,8 +21,6 @@ inline constexpr char kNotCoordinator[] = "NOT_COORDINATOR";
 inline constexpr char kNotInSave[] = "NOT_IN_SAVE";
 // A save has ended: a node of it was lost before its files were durable.
 inline constexpr char kNodeLost[] = "NODE_LOST";
-// FAILED_PRECONDITION: nodes read the checkpoint, which is not removed meanwhile.
-inline constexpr char kBeingRead[] = "BEING_READ";
 // FAILED_PRECONDITION: checkpoints were marked as damaged since it was decided which ones are kept.
 inline constexpr char kDamageFound[] = "DAMAGE_FOUND";
 // FAILED_PRECONDITION: it was decided before, perhaps by an earlier coordinator, that a checkpoint goes that

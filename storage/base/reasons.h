@@ -144,6 +144,8 @@ inline constexpr char kAdopting[] = "ADOPTING";
 inline constexpr char kAdoptOrder[] = "ADOPT_ORDER";
 // The checkpoint is not deleted: something needs it, or it is the newest whole one.
 inline constexpr char kCheckpointKept[] = "CHECKPOINT_KEPT";
+// The checkpoint is not removed: a process reads it, on this node or on another one.
+inline constexpr char kBeingRead[] = "BEING_READ";
 // Retention would remove the adopted checkpoint at once.
 inline constexpr char kAdoptRemoved[] = "ADOPT_REMOVED";
 // A sync of the checkpoint has failed: its bytes may be lost.

@@ -12,6 +12,7 @@
 #include "daemon/ledger/checkpoint_readers.h"
 #include "daemon/ledger/ledger_reasons.h"
 #include "daemon/ledger/save_publication.h"
+#include "storage/base/reasons.h"
 #include "tests/contract/spanning_saves.h"
 
 namespace ckptd {
@@ -310,10 +311,10 @@ TEST_P(SavePublicationContract, CheckpointIsNotRemovedWhileANodeReadsItAndNotRea
   EXPECT_EQ(BeginReading(first, 1), "OK");
   EXPECT_EQ(BeginReading(first, 1), "OK");
   EXPECT_EQ(BeginReading(second, 1), "OK");
-  EXPECT_EQ(Evict(first, 1), ledger_reason::kBeingRead);
+  EXPECT_EQ(Evict(first, 1), reason::kBeingRead);
   EXPECT_EQ(EndReading(first, 1), "OK");
   EXPECT_EQ(EndReading(first, 1), "OK");
-  EXPECT_EQ(Evict(first, 1), ledger_reason::kBeingRead);
+  EXPECT_EQ(Evict(first, 1), reason::kBeingRead);
   EXPECT_EQ(EndReading(second, 1), "OK");
   EXPECT_EQ(Evict(first, 1), "OK");
   EXPECT_EQ(Evict(first, 1), "OK");

@@ -120,11 +120,11 @@ def test_deleting_keeps_what_is_needed(daemon, trainers, root):
         )
     rank.do("other = client.open(run.root).open('s1')")  # Another object of the same process.
     error = rank.fails("run.delete('s1')")
-    assert error.reason == "CHECKPOINT_KEPT" and "this process has it open; call close()" in error.message
+    assert error.reason == "BEING_READ" and "this process has it open; call close()" in error.message
     rank.do("other.close()")
     with ckptd.connect(daemon.endpoint) as client, client.open(root).open("s1"):
         error = rank.fails("run.delete('s1')")
-        assert error.reason == "CHECKPOINT_KEPT" and f"pid {os.getpid()})" in error.message
+        assert error.reason == "BEING_READ" and f"pid {os.getpid()})" in error.message
     rank.do("run.pin('s0')")
     refused = ckptctl("delete", os.path.join(root, "s0"), endpoint=daemon.endpoint, check=False)
     assert refused.returncode == 4 and "it is pinned" in refused.stderr and "[CHECKPOINT_KEPT]" in refused.stderr

@@ -85,7 +85,7 @@ class RetainedRun(RunReader):
         try:
             return self._change("DeleteCheckpoint", request, tag)
         except errors.Refused as error:
-            if error.reason == "CHECKPOINT_KEPT" and "it is being read" in str(error):
+            if error.reason == "BEING_READ":
                 why = self._who_reads(request.name)
                 raise errors.Refused(f"{tag} is not deleted: {why}", reason=error.reason, tag=tag) from None
             raise
