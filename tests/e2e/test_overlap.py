@@ -88,10 +88,12 @@ def test_trainers_run_own_collective_during_save(trainers, root):
         ranks,
         "os.environ['RANK'] = str(rank)\nimport torch.distributed as dist\ndist.init_process_group('gloo')\n"
         f"run = client.run({root!r})\n"
+        "saves = []\n"
         "for i in range(20):\n"
-        "    s = run.save(f's{i}', step=i, files={f'r{rank}.pt': {'x': torch.ones(1 << 18)}})\n"
+        "    saves.append(run.save(f's{i}', step=i, files={f'r{rank}.pt': {'x': torch.ones(1 << 18)}}))\n"
         "    t = torch.ones(1 << 16); dist.all_reduce(t)\n"
-        "s.wait()\ndist.destroy_process_group()",
+        "for s in saves: s.wait()\n"  # A younger one may be on a slow disk first.
+        "dist.destroy_process_group()",
         120,
     )
     assert tags(root)[0] == "s19" and len(tags(root)) == 20
