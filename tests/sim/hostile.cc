@@ -125,8 +125,9 @@ void Hostile::Begin(const MemberPtr& member) {
             if (ReasonOf(begun.status()) == "FENCED")
               self->world_.oracle().ToldFenced(self->saves_, member->attempt);
             if (!begun.ok()) return;
-            self->world_.oracle().RequestTookEffect(self->saves_, member->attempt, before, "Begin");
+            // What is skipped because the file system does not answer has not let the attempt act.
             if (begun->level() == v1::SKIPPED) return;
+            self->world_.oracle().RequestTookEffect(self->saves_, member->attempt, before, "Begin");
             self->world_.Count("begun by a hostile user");
             std::vector<int64_t> segments;
             for (const v1::Segment& segment : begun->segments()) segments.push_back(segment.id());

@@ -152,7 +152,9 @@ void SimRootIo::SurveyForeign(std::string tag, uid_t owner, int32_t chunk_bytes,
   Ask(reading_, disk_->Latency(milliseconds(1), seconds(2)),
       Callback<Result>([this, tag, done = std::move(done)](Result result) mutable {
         beside_[tag].clear();
-        for (const auto& entry : disk_->tags_) beside_[tag].push_back(entry.second.summary);
+        for (const auto& entry : disk_->tags_) {
+          if (!disk_->unseen_.contains(entry.first)) beside_[tag].push_back(entry.second.summary);
+        }
         done(std::move(result));
       }),
       [this, tag, owner, chunk_bytes, progress = std::move(progress)]() -> Result {
