@@ -245,15 +245,19 @@ absl::Status Retention::CheckDeletable(const Run& run, int64_t sequence, bool fo
                      absl::StrCat("the checkpoint has left ", run.path, " in the meantime"));
   }
   const std::string& tag = checkpoint->summary.tag();
-  const auto kept = [&tag](const std::string& why, const char* reason = reason::kCheckpointKept) {
-    return MakeError(absl::StatusCode::kFailedPrecondition, reason,
+  const auto kept = [&tag](const std::string& why) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, reason::kCheckpointKept,
                      absl::StrCat(tag, " is not deleted: ", why), {{"tag", tag}});
   };
   if (!history_->IsOnDisk(run)) return kept("the run's history could not be written; try again");
   const State& state = states_.Of(&run);
   const std::vector<int64_t> leased = hooks_.leased_sequences(run);
-  if (std::find(leased.begin(), leased.end(), sequence) != leased.end())
-    return kept("it is being read; try again when the reader has ended", reason::kBeingRead);
+  if (std::find(leased.begin(), leased.end(), sequence) != leased.end()) {
+    return MakeError(
+        absl::StatusCode::kFailedPrecondition, reason::kBeingRead,
+        absl::StrCat(tag, " is not deleted: it is being read; try again when the reader has ended"),
+        {{"tag", tag}});
+  }
   if (sequence == resumed || state.deciding.contains(sequence))
     return kept("the job resumes from it; try again when all ranks have read their parts");
   if (const CommittedCheckpoint* newest = run.catalog.Newest();
