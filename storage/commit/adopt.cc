@@ -117,9 +117,9 @@ Published AdoptForeign(const PublishContext& context, const ForeignSurvey& surve
   absl::Status moved = WriteRecords(layout, name, survey, summary);
   if (moved.ok()) moved = MoveIn(context, name, survey, tag_dir->get(), renamed);
   if (!renamed) {
-    // Best effort: recovery removes a directory without a part.
-    RemoveTree(fs, layout.inflight.get(), name).IgnoreError();
-    return Failed(moved);
+    Published failed = Failed(moved);
+    failed.left = name;
+    return failed;
   }
   if (!moved.ok()) return Indeterminate(summary, moved);
   absl::Status synced = fs.Sync(tag_dir->get(), SyncMode::kAll);

@@ -1123,6 +1123,15 @@ TEST_F(OrderTest, RefusesASaveWithoutSpaceForItsManifestBeforeItsDataIsWritten) 
   EXPECT_THAT(root_.Names(".ckptd/nodes/local/inflight"), IsEmpty());
 }
 
+TEST_F(OrderTest, RemovesWithTheNextSaveADirectoryThatADaemonOutOfDescriptorsHasMade) {
+  fs().Fail({.op = FsOp::kOpen, .path = "", .nth = FsFault::kEvery, .error = EMFILE});
+  EXPECT_EQ(ErrnoOf(store_->CreateInflight("step", 1, 4096).status()), EMFILE);
+  EXPECT_THAT(root_.Names(".ckptd/nodes/local/inflight"), ::testing::SizeIs(1));
+  fs().ClearFaults();
+  EXPECT_EQ(Save(fs(), *store_, {"step", 2}), Verdict::kCommitted);
+  EXPECT_THAT(root_.Names(".ckptd/nodes/local/inflight"), IsEmpty());
+}
+
 TEST_F(OrderTest, DoesNotWriteAManifestOfAnotherSave) {
   const absl::StatusOr<Staged> staged = Stage(fs(), *store_, {"step", 1});
   ASSERT_TRUE(staged.ok());

@@ -34,6 +34,7 @@ absl::StatusOr<Target> CheckedTarget(const Layout& layout, const Pins& pins, con
 struct Published {
   PublishResult result;
   storage::v1::ManifestSummary summary;  // As written. Set with kCommitted.
+  std::string left = {};  // Not empty: a directory in flight that the caller removes. Set with kFailed.
 };
 Published PublishInflight(const PublishContext& context, const Inflight& inflight,
                           const storage::v1::ManifestSummary& summary,

@@ -92,6 +92,7 @@ class RootStore::Impl {
   absl::Status LoadRecords();
   absl::Status RecoverAndScan();
   absl::Status FillInflight(const Inflight& inflight, int64_t manifest_bytes);
+  void RemoveLeft();
   CommittedCheckpoint* Find(const std::string& tag, int64_t sequence);
   // Fills in what the root's records say of the checkpoint.
   CommittedCheckpoint WithMarks(CommittedCheckpoint checkpoint) const;
@@ -124,6 +125,7 @@ class RootStore::Impl {
   FileStat node_stat_{};                 // Of the node's directory.
   std::set<std::string> names_;          // The directories in the root that this store knows of.
   std::set<std::string> live_;           // In-flight names of saves that are under way.
+  std::set<std::string> left_;           // In flight, nobody's, and not removed yet.
   std::set<std::string> lost_;           // Of saves that are under way and whose directories were removed.
   std::set<std::string> publish_tried_;  // Of these: they may have a manifest.
   absl::Status latched_ = absl::OkStatus();  // Not OK: the root is read-only, for this cause.
@@ -256,6 +258,7 @@ absl::StatusOr<Inflight> RootStore::Impl::CreateInflight(const std::string& tag,
   if (sequence < 1) {
     return InvalidArgument(absl::StrCat("sequence ", sequence));
   }
+  RemoveLeft();
   Inflight inflight{FreshName(tag, sequence), tag, sequence, {}};
   const auto fill = [&]() -> absl::Status {
     CKPTD_RETURN_IF_ERROR(fs_.MakeDir(layout_.inflight.get(), inflight.name));
@@ -264,13 +267,22 @@ absl::StatusOr<Inflight> RootStore::Impl::CreateInflight(const std::string& tag,
     return FillInflight(inflight, manifest_bytes);
   };
   if (const absl::Status filled = fill(); !filled.ok()) {
-    // Best effort: nothing refers to it yet, and recovery removes a directory without a part.
-    RemoveTree(fs_, layout_.inflight.get(), inflight.name).IgnoreError();
+    left_.insert(inflight.name);
+    RemoveLeft();
     return Annotate(filled, absl::StrCat("preparing ", tag));
   }
   live_.insert(inflight.name);
   SawSequence(sequence);
   return inflight;
+}
+
+// A daemon that is out of descriptors cannot look into a directory that it has just made. The next save, or
+// the next daemon's recovery, removes it.
+void RootStore::Impl::RemoveLeft() {
+  std::erase_if(left_, [this](const std::string& name) {
+    const absl::Status removed = RemoveTree(fs_, layout_.inflight.get(), name);
+    return removed.ok() || IsMissing(removed);
+  });
 }
 
 absl::Status RootStore::Impl::FillInflight(const Inflight& inflight, int64_t manifest_bytes) {
@@ -334,6 +346,8 @@ PublishResult RootStore::Impl::Adopt(const ForeignSurvey& survey, const Manifest
   if (!writable.ok()) return {PublishOutcome::kFailed, writable};
   SawSequence(summary.sequence());
   Published adopted = AdoptForeign(context(), survey, summary);
+  if (!adopted.left.empty()) left_.insert(adopted.left);
+  RemoveLeft();
   if (adopted.result.outcome == PublishOutcome::kIndeterminate) Latch(adopted.result.status);
   if (adopted.result.outcome == PublishOutcome::kCommitted) {
     committed_[summary.sequence()].summary = std::move(adopted.summary);
