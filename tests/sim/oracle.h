@@ -185,8 +185,8 @@ class Oracle {
     int64_t every_steps = 0;
     int64_t moved_in = 0, known_moved_in = 0;  // The highest sequences.
     std::set<int64_t> moved_in_attempts;
-    std::map<int64_t, int64_t> other_models;   // By attempt: what it could not resume from.
-    int64_t retained_through = 0;              // Of another model than what was saved since.
+    std::map<int64_t, int64_t> other_models;  // By attempt: what it could not resume from.
+    int64_t retained_through = 0;             // Of another model than what was saved since.
   };
   struct Save {
     int world_size = 0;

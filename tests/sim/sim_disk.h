@@ -71,6 +71,7 @@ class SimDisk {
   void EndFaults() { faulty_ = false; }
   // An operation that begins before `until` ends no earlier than `until`.
   void HangUntil(Instant until) { hangs_until_ = until; }
+  Instant hangs_until() const { return hangs_until_; }
   void LockUntil(Instant until) { locked_until_ = until; }
   // To be called when nothing is going on: describes everything that should not be left.
   std::string Leftovers() const;

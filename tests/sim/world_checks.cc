@@ -1,4 +1,5 @@
 // What must hold after each step of a case.
+#include <algorithm>
 #include <map>
 #include <utility>
 
@@ -64,8 +65,10 @@ void World::CheckNotStarved(int run, const v1::Checkpoint& ended) {
   const bool waited =
       reason == "ADMISSION_TIMEOUT" && ended.error().message().find("file system") == std::string::npos;
   if (!waited && reason != "OVER_SHARE") return;
-  // Saves of a run take turns. One whose turn has just come has had no time to get its share.
-  if (waited && schedule_.clock().Now() - last_end < 2 * kOverShareGrace) return Count("waited for its turn");
+  // Saves of a run take turns, and wait for their file system first. One whose turn has just come has had no
+  // time to get its share.
+  const Instant turn = std::max(last_end, disks_[run]->hangs_until());
+  if (waited && schedule_.clock().Now() - turn < 2 * kOverShareGrace) return Count("waited for its turn");
   // An upper bound of what the user holds: saves in flight, two that have just ended, and checkpoints being
   // read.
   int64_t own = 2 + oracle_.CountLeases(run);
