@@ -21,8 +21,7 @@ std::optional<RequestOp> VoteAndAdmit(const LedgerKeys& keys, const NodeIdentity
                                       const SaveGuess& guess) {
   SaveState state;
   state.ParseFromString(open.value());
-  if (!guess.voters || open.mod_revision() == 0 || state.phase() != SaveState::OPEN || vote.has_no())
-    return std::nullopt;
+  if (!guess.voters || open.mod_revision() == 0 || state.phase() != SaveState::OPEN) return std::nullopt;
   const SaveProposal& proposal = vote.proposal();
   NameSave(proposal, &state);
   SaveView view = SaveViewOf({{}, guess.voters->ranks, guess.voters->nodes, guess.active}, state);

@@ -641,7 +641,9 @@ TEST_F(SharedDiskRootIoTest, NodeThatNoLongerCoordinatesWritesNoPointers) {
   ASSERT_TRUE(BeginTerm(node(0), 1).ok());
   Save(node(0), "step_1", 1);
   ASSERT_TRUE(Load(node(0), "step_1", 1).ok());
+  ASSERT_TRUE(Rescan(node(0))->pointers.known);
   node(0).loop->Post([this] { node(0).io->EndTerm(); });
+  EXPECT_FALSE(Rescan(node(0))->pointers.known) << "it leaves them to the next coordinator";
   ASSERT_TRUE(BeginTerm(node(1), 2).ok());
   Save(node(1), "step_2", 2);
   ASSERT_TRUE(Load(node(0), "step_2", 2).ok());

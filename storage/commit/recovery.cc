@@ -31,8 +31,8 @@ using storage::v1::SwapIntent;
 struct Assessment {
   std::string why_not;      // Why it is not complete. Empty: it is.
   int64_t sequence = 0;     // Of its content.
-  ManifestSummary summary;  // Set if complete, like `parts`.
-  std::vector<PartRecord> parts;
+  ManifestSummary summary;  // As the first part has it; PublishInflight merges the others. Set if complete.
+  std::vector<PartRecord> parts;  // Set if complete.
 };
 
 bool SameSave(const ManifestSummary& a, const ManifestSummary& b) {
@@ -90,8 +90,6 @@ absl::StatusOr<Assessment> Assess(FileSystem& fs, Handle dir, const InflightId& 
       found.summary = record->checkpoint();
       world_size = found.summary.world_size();
     }
-    // A record has what was known when it was written: at least what its own rank says.
-    MergePart(record->checkpoint(), found.summary);
     found.why_not = RecordFault(*record, id, found.summary);
     if (!found.why_not.empty()) {
       found.sequence = std::min(record->sequence(), id.sequence);
@@ -105,7 +103,6 @@ absl::StatusOr<Assessment> Assess(FileSystem& fs, Handle dir, const InflightId& 
     }
     found.parts.push_back(*std::move(record));
   }
-  EndMerge(found.summary);
   return found;
 }
 

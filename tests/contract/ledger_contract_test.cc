@@ -452,6 +452,17 @@ TEST_P(LedgerContract, PartsOfOneLaunchUnderTwoIdsAreRefusedWithBothIdsAndNodes)
   EXPECT_EQ(*Join(1, "x", "b"), 1);
 }
 
+TEST_P(LedgerContract, LaunchWhoseOnlyProcessHasEndedIsNoPartOfTheNext) {
+  if (!world_->several_nodes()) GTEST_SKIP() << "one node has one id";
+  ASSERT_EQ(*Join(0, "x", "a"), 1);
+  NodeOfRank(0).ProcessEnded("a");
+  const auto flushed = Await<absl::StatusOr<int64_t>>(
+      [&](auto answer) { NodeOfRank(0).Join(Spec(1, "z", "z1"), std::move(answer)); });
+  ASSERT_TRUE(flushed.ok()) << flushed.status();  // After this, the node has told the others of a's end.
+  const auto joined = Join(1, "y", "y1");
+  EXPECT_TRUE(joined.ok()) << joined.status();
+}
+
 TEST_P(LedgerContract, LaunchThatFollowsOneOnOtherNodesIsNoPartOfIt) {
   // Which has all ranks.
   ASSERT_EQ(*Join(0, "a", "a0"), 1);

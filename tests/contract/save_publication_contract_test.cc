@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -79,13 +80,14 @@ class SavePublicationContract : public SpanningSaves {
     return TextOfVoted(
         [&](auto answer) { daemon.reports->Failed(save, why, std::nullopt, std::move(answer)); });
   }
-  absl::StatusOr<Publishing> TryPublish(const SharedSave& save, int64_t time_us = 7, int64_t replaces = 0) {
+  absl::StatusOr<Publishing> TryPublish(const SharedSave& save, int64_t time_us = 7,
+                                        const SavePublication::Replaces& replaces = {}) {
     return Await<absl::StatusOr<Publishing>>(
-        [&](auto answer) { publication_->Publish(save, office_, time_us, {replaces}, std::move(answer)); });
+        [&](auto answer) { publication_->Publish(save, office_, time_us, replaces, std::move(answer)); });
   }
   // "PUBLISHING", or what it waits for.
   std::string Publish(const SharedSave& save, int64_t replaces = 0) {
-    const auto publishing = TryPublish(save, 7, replaces);
+    const auto publishing = TryPublish(save, 7, {replaces});
     if (!publishing.ok()) return ReasonOf(publishing.status());
     return publishing->waits_for.empty() ? Text(publishing->save) : publishing->waits_for;
   }
@@ -221,11 +223,14 @@ TEST_P(SavePublicationContract, NextCoordinatorPublishesWhatTheFirstOneHasFixed)
   Publish(older);
   Commit(older);
   const SharedSave save = Durable("step_1", 2);
-  const auto first = TryPublish(save, 100, older.sequence);
-  const auto second = TryPublish(save, 200, 0);
+  const auto first = TryPublish(save, 100, {older.sequence, {{"latest", "step_1"}}});
+  const auto second = TryPublish(save, 200);
   ASSERT_TRUE(first.ok() && second.ok());
   EXPECT_EQ(second->save.state.time_us(), 100);
   EXPECT_EQ(second->save.state.replaces(), older.sequence);
+  const auto& inherited = second->save.state.inherited_pointers();
+  EXPECT_THAT((std::map<std::string, std::string>(inherited.begin(), inherited.end())),
+              ElementsAre(Pair("latest", "step_1")));
   EXPECT_EQ(second->digests, first->digests);
 }
 
