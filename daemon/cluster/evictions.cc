@@ -140,8 +140,7 @@ void Evictions::Decided(int64_t sequence, const absl::Status& decided) {
     eviction.backoff.Succeeded();
     return Step(sequence);
   }
-  if (ReasonOf(decided) != reason::kBeingRead && !MayMendItself(decided))
-    return End(sequence, decided);
+  if (ReasonOf(decided) != reason::kBeingRead && !MayMendItself(decided)) return End(sequence, decided);
   Retry(eviction);
 }
 

@@ -849,6 +849,40 @@ TEST_F(EngineTest, GrowingPartGetsRoomFileByFile) {
   EXPECT_EQ(disks_[1]->bytes.size(), 3u);
 }
 
+// A client that does not wait for the answer of Extend would else write behind the memory that it has.
+TEST_F(EngineTest, FileIsNeitherWrittenNorSealedBeforeItsExtendHasGotTheMemory) {
+  auto sessions = Launch("a", 1);
+  v1::BeginRequest begin;
+  *begin.mutable_key() = Key(0, "one");
+  begin.set_growing(true);
+  ASSERT_TRUE(Begin(sessions[0], begin).status().ok());
+  v1::ExtendRequest extend;
+  *extend.mutable_key() = begin.key();
+  v1::FileSpec& file = *extend.add_files();
+  file.set_path("f");
+  file.set_size_bytes(kSegment);
+  v1::SealRequest seal;
+  *seal.mutable_key() = begin.key();
+  *seal.add_files() = file;
+  Answer<v1::ExtendResponse> extended;
+  engine_->Extend(As(sessions[0]), extend, extended.reply());
+  ASSERT_FALSE(extended.has());
+  const auto write = [&] {
+    return engine_->BeginWrite(As(sessions[0]), begin.key(), "f", [](const absl::Status&) {});
+  };
+  EXPECT_EQ(ReasonOf(write().status()), "UNKNOWN_FILE");
+  Answer<v1::SealResponse> early;
+  engine_->Seal(As(sessions[0]), seal, early.reply());
+  EXPECT_EQ(early.reason(), "INVALID_ARGUMENT");
+  RunQueued([&] { return extended.has(); });
+  const auto target = write();
+  ASSERT_TRUE(target.ok()) << target.status();
+  engine_->EndWrite(target->id);
+  Answer<v1::SealResponse> sealed;
+  engine_->Seal(As(sessions[0]), seal, sealed.reply());
+  EXPECT_TRUE(sealed.status().ok()) << sealed.status();
+}
+
 TEST_F(EngineTest, GrowingPartGetsTheMemoryOfLastPartAtOnceAndPlacesFilesItself) {
   auto sessions = Launch("a", 1);
   const v1::BeginRequest last = BeginOf(0, "one", 1, kSegment + 1);

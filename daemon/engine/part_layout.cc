@@ -5,6 +5,12 @@
 
 namespace ckptd {
 
+int64_t MemoryBytes(const std::vector<SegmentRef>& segments) {
+  int64_t bytes = 0;
+  for (const SegmentRef& segment : segments) bytes += segment.size;
+  return bytes;
+}
+
 std::vector<std::span<std::byte>> MemoryRuns(const std::vector<SegmentRef>& segments, int64_t offset,
                                              int64_t size) {
   std::vector<std::span<std::byte>> runs;

@@ -19,7 +19,9 @@ inline constexpr int64_t kPage = 4096;
 // Rounds up to whole pages.
 inline int64_t RoundUp(int64_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 
-// The memory of `size` bytes from `offset` on, as runs in the order of the segments.
+// Less than the files that are placed, while the memory that an Extend asks for is still being made.
+int64_t MemoryBytes(const std::vector<SegmentRef>& segments);
+// The memory of `size` bytes from `offset` on, as runs in the order of the segments, which have as many.
 std::vector<std::span<std::byte>> MemoryRuns(const std::vector<SegmentRef>& segments, int64_t offset,
                                              int64_t size);
 

@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "daemon/engine/part_layout.h"
 #include "daemon/engine/validate.h"
 #include "storage/base/errors.h"
 #include "storage/base/reasons.h"
@@ -71,6 +72,7 @@ absl::Status SaveTracker::CheckSeal(const Save& save, const Part& part,
                                         " before Begin was answered"));
   }
   CKPTD_RETURN_IF_ERROR(CheckSealRequest(request));
+  const int64_t memory = MemoryBytes(part.segments);
   std::unordered_set<std::string_view> seen;
   for (const v1::FileSpec& file : request.files()) {
     const auto placed = part.placed.find(file.path());
@@ -80,6 +82,9 @@ absl::Status SaveTracker::CheckSeal(const Save& save, const Part& part,
       return InvalidArgument(absl::StrCat("file ", file.path(), " is sealed with ", file.size_bytes(),
                                           " bytes, but ", placed->second.size_bytes(), " were placed"));
     }
+    if (file.size_bytes() > 0 && placed->second.offset() + file.size_bytes() > memory)
+      return InvalidArgument(
+          absl::StrCat("file ", file.path(), " is sealed before the Extend that names it was answered"));
     if (!seen.insert(file.path()).second)
       return InvalidArgument(absl::StrCat("file ", file.path(), " is sealed twice"));
   }

@@ -22,6 +22,13 @@ absl::StatusOr<WriteTarget> WriteStreams::Open(Save* save, int rank, const std::
     return MakeError(absl::StatusCode::kFailedPrecondition, reason::kSealed,
                      absl::StrCat("the part of rank ", rank, " is sealed and takes no more bytes"));
   }
+  if (const v1::FilePlacement& file = placed->second;
+      file.size_bytes() > 0 && file.offset() + file.size_bytes() > MemoryBytes(part.segments)) {
+    return MakeError(absl::StatusCode::kNotFound, reason::kUnknownFile,
+                     absl::StrCat("file ", path, " of rank ", rank,
+                                  " has no memory yet: wait for the answer of the Extend that names it"),
+                     {{"path", path}});
+  }
   WriteTarget target;
   target.id = next_id_++;
   target.size = placed->second.size_bytes();

@@ -187,7 +187,8 @@ void Rank::Resumed(const v1::ResumeResponse& answer, const std::set<int64_t>& to
   const int64_t sequence = answer.checkpoint().sequence();
   // What is agreed on stays so, also where no rank has heard of the agreement yet: its answer may have been
   // lost.
-  const std::set<int64_t> told = world_.HasAgreed(attempt_of_ledger_, sequence) ? std::set<int64_t>() : told_before;
+  const std::set<int64_t> told =
+      world_.HasAgreed(attempt_of_ledger_, sequence) ? std::set<int64_t>() : told_before;
   world_.oracle().Resumed(attempt_, sequence, answer.checkpoint().tag(), told, allows_suspect_);
   for (const v1::Checkpoint& passed : answer.passed_over()) {
     if (passed.has_damage()) world_.oracle().CalledDamaged(node_.name(), passed.sequence());
