@@ -849,21 +849,15 @@ TEST_F(EngineTest, GrowingPartGetsRoomFileByFile) {
   EXPECT_EQ(disks_[1]->bytes.size(), 3u);
 }
 
-// A client that does not wait for the answer of Extend would else write behind the memory that it has.
+// A client that does not wait for the answer of Extend would otherwise write past the end of its memory.
 TEST_F(EngineTest, FileIsNeitherWrittenNorSealedBeforeItsExtendHasGotTheMemory) {
   auto sessions = Launch("a", 1);
-  v1::BeginRequest begin;
-  *begin.mutable_key() = Key(0, "one");
-  begin.set_growing(true);
+  const v1::BeginRequest begin = GrowingBeginOf("one");
   ASSERT_TRUE(Begin(sessions[0], begin).status().ok());
-  v1::ExtendRequest extend;
-  *extend.mutable_key() = begin.key();
-  v1::FileSpec& file = *extend.add_files();
-  file.set_path("f");
-  file.set_size_bytes(kSegment);
+  const v1::ExtendRequest extend = ExtendOf(begin, kSegment);
   v1::SealRequest seal;
   *seal.mutable_key() = begin.key();
-  *seal.add_files() = file;
+  *seal.mutable_files() = extend.files();
   Answer<v1::ExtendResponse> extended;
   engine_->Extend(As(sessions[0]), extend, extended.reply());
   ASSERT_FALSE(extended.has());
@@ -925,15 +919,9 @@ TEST_F(EngineTest, RefusesImpossibleSizesWithoutOverflow) {
 TEST_F(EngineTest, RefusesGrowingPartBeyondAnyMachine) {
   auto sessions = Launch("a", 1);
   for (const int64_t size : {int64_t{1} << 62, int64_t{1} << 53, int64_t{1} << 45}) {
-    v1::BeginRequest begin;
-    *begin.mutable_key() = Key(0, "t" + std::to_string(size));
-    begin.set_growing(true);
+    const v1::BeginRequest begin = GrowingBeginOf("t" + std::to_string(size));
     ASSERT_TRUE(Begin(sessions[0], begin).status().ok());
-    v1::ExtendRequest extend;
-    *extend.mutable_key() = begin.key();
-    v1::FileSpec& file = *extend.add_files();
-    file.set_path("f");
-    file.set_size_bytes(size);
+    const v1::ExtendRequest extend = ExtendOf(begin, size);
     Answer<v1::ExtendResponse> extended;
     engine_->Extend(As(sessions[0]), extend, extended.reply());
     RunQueued();

@@ -58,8 +58,8 @@ class Retention {
   void Explain(Run* run, const RetentionPolicy& policy, Reply<Keepers> reply);
   // Evicts a checkpoint although its policy may keep it, and answers when it is in the trash. CHECKPOINT_KEPT
   // if it is pinned or a pointer names it, unless `force`, which makes the pointer name the newest other one
-  // that names it, or removes it; and always if it is resumed from, or is the newest good one.
-  // BEING_READ always if it is being read.
+  // that names it, or removes it; and always if it is resumed from, or is the newest good one. BEING_READ,
+  // also always, if a process reads it.
   // Waits while the history is being written, but not for the repetition of a write that failed.
   void Delete(Run* run, int64_t sequence, bool force, Reply<int64_t> reply);
 

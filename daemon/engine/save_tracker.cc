@@ -83,8 +83,8 @@ absl::Status SaveTracker::CheckSeal(const Save& save, const Part& part,
                                           " bytes, but ", placed->second.size_bytes(), " were placed"));
     }
     if (file.size_bytes() > 0 && placed->second.offset() + file.size_bytes() > memory)
-      return InvalidArgument(
-          absl::StrCat("file ", file.path(), " is sealed before the Extend that names it was answered"));
+      return InvalidArgument(absl::StrCat(
+          "file ", file.path(), " is sealed and has no memory yet: wait for the answer of Extend first"));
     if (!seen.insert(file.path()).second)
       return InvalidArgument(absl::StrCat("file ", file.path(), " is sealed twice"));
   }

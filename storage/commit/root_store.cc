@@ -125,7 +125,7 @@ class RootStore::Impl {
   FileStat node_stat_{};                 // Of the node's directory.
   std::set<std::string> names_;          // The directories in the root that this store knows of.
   std::set<std::string> live_;           // In-flight names of saves that are under way.
-  std::set<std::string> left_;           // In flight, nobody's, and not removed yet.
+  std::set<std::string> left_;           // In-flight directories of no save, to be removed.
   std::set<std::string> lost_;           // Of saves that are under way and whose directories were removed.
   std::set<std::string> publish_tried_;  // Of these: they may have a manifest.
   absl::Status latched_ = absl::OkStatus();  // Not OK: the root is read-only, for this cause.

@@ -205,6 +205,21 @@ class EngineTest : public ::testing::Test {
     file.set_size_bytes(bytes);
     return request;
   }
+  // Of a part of rank 0 to which files are added with Extend.
+  v1::BeginRequest GrowingBeginOf(const std::string& tag) {
+    v1::BeginRequest request;
+    *request.mutable_key() = Key(0, tag);
+    request.set_growing(true);
+    return request;
+  }
+  static v1::ExtendRequest ExtendOf(const v1::BeginRequest& begun, int64_t bytes) {
+    v1::ExtendRequest request;
+    *request.mutable_key() = begun.key();
+    v1::FileSpec& file = *request.add_files();
+    file.set_path("f");
+    file.set_size_bytes(bytes);
+    return request;
+  }
   Answer<v1::BeginResponse> Begin(SessionId session, const v1::BeginRequest& request) {
     Answer<v1::BeginResponse> answer;
     engine_->Begin(As(session), request, answer.reply());
