@@ -18,7 +18,6 @@ import json
 import os
 import pathlib
 import queue
-import re
 import sys
 import threading
 import time
@@ -29,7 +28,6 @@ from mutation.table import Mutant
 from mutation.tree import BrokenRun, Death, Tree
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "mutants.md"
 
 
 @dataclasses.dataclass
@@ -101,19 +99,6 @@ def say(words: str) -> None:
     print(words, file=sys.stderr, flush=True)
 
 
-# The beginning of docs/mutants.md; tests/docs/test_testing.py compares it.
-PAGE_HEAD = """\
-# Mutants
-
-<!-- Generated: tools/mutate --json > FILE; tools/mutate --markdown FILE, which keeps the other rows -->
-
-For contributors who change a guard or a test. After reading this page you know which test protects which
-guard. A mutant is the source with one guard left out. `tools/mutate` builds each mutant, runs the quickest
-tests that can see it, and expects one of them to fail. [testing.md](testing.md#mutants) says how to run it
-and what is left out on purpose.
-"""
-
-
 def read_results(paths: Iterable[str]) -> Dict[str, Dict[str, Any]]:
     """Returns what --json wrote, by name; a mutant's last result counts. Ignores lines cut off by an interrupt."""
     results = {}
@@ -125,37 +110,9 @@ def read_results(paths: Iterable[str]) -> Dict[str, Dict[str, Any]]:
     return results
 
 
-ROW = re.compile(r"^\| `([^`]+)` \| (.*) \| (?:`(.*)`|\*\*survived\*\*) \|$", re.MULTILINE)  # Of one that has run.
-
-
-def read_page(page: str) -> Dict[str, Dict[str, Any]]:
-    """Returns what the page says of mutants, as read_results does. One whose words have changed since is a new one."""
-    words = {mutant.name: mutant.what for mutant in table.load()}
-    results = {}
-    for name, what, case in ROW.findall(page):
-        if words.get(name) == what:
-            death = {"test": "", "case": case} if case else None
-            results[name] = {"name": name, "what": what, "killed_by": death}
-    return results
-
-
 def without_killed(mutants: List[Mutant], results: Dict[str, Dict[str, Any]]) -> List[Mutant]:
     """Returns the mutants without those that were killed: survivors and broken ones run again."""
     return [mutant for mutant in mutants if not results.get(mutant.name, {}).get("killed_by")]
-
-
-def as_markdown(results: Dict[str, Dict[str, Any]]) -> str:
-    """Returns the text of docs/mutants.md, in the order of the table, which may have grown since."""
-    mutants = table.load()
-    killed = sum(bool(results.get(mutant.name, {}).get("killed_by")) for mutant in mutants)
-    lines = [PAGE_HEAD, f"{killed} of {len(mutants)} mutants killed.", ""]
-    lines += ["| mutant | what is left out, or wrong | killed by |", "| --- | --- | --- |"]
-    for mutant in mutants:
-        result = results.get(mutant.name)
-        death = result["killed_by"] if result else None
-        killer = f"`{death['case'] or death['test']}`" if death else "**survived**" if result else "**not run**"
-        lines.append(f"| `{mutant.name}` | {mutant.what} | {killer} |")
-    return "\n".join(lines)
 
 
 def arguments() -> argparse.Namespace:
@@ -164,19 +121,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--list", action="store_true", help="list the mutants and run none")
     parser.add_argument("--json", action="store_true", help="print each outcome on stdout as a line of JSON")
     parser.add_argument(
-        "--markdown",
-        metavar="FILE",
-        nargs="+",
-        help="run none: bring docs/mutants.md up to date with what --json wrote; a mutant's last result counts",
-    )
-    parser.add_argument(
         "--skip-done",
         metavar="FILE",
         nargs="+",
         default=[],
         help="resume: skip the mutants that were killed in earlier runs, from what --json wrote",
     )
-    parser.add_argument("--new", action="store_true", help="skip the mutants that docs/mutants.md calls killed")
     parser.add_argument("--config", metavar="NAME", default="release", help="Bazel's --config; `quick` builds faster")
     parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="mutants at a time")
     return parser.parse_args()
@@ -193,9 +143,6 @@ def chosen(mutants: List[Mutant], patterns: Optional[List[str]]) -> List[Mutant]
 
 def main() -> int:
     args = arguments()
-    if args.markdown:
-        PAGE.write_text(as_markdown({**read_page(PAGE.read_text()), **read_results(args.markdown)}) + "\n")
-        return 0
     try:
         mutants = table.load()
     except table.StaleTable as error:
@@ -203,10 +150,7 @@ def main() -> int:
     stale = table.check(mutants, ROOT)
     if stale:
         raise SystemExit("\n".join(["tools/mutate: the table is stale:", *(f"  {why}" for _, why in stale)]))
-    done = read_results(args.skip_done)
-    if args.new:
-        done = {**read_page(PAGE.read_text()), **done}
-    mutants = without_killed(chosen(mutants, args.only), done)
+    mutants = without_killed(chosen(mutants, args.only), read_results(args.skip_done))
     if args.list:
         for mutant in mutants:
             print(f"{mutant.name:44} {mutant.what}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import pathlib
 import subprocess
-import sys
 from typing import Any
 
 from mutation import main, table, tree
@@ -43,25 +42,6 @@ def test_line_of_an_interrupted_run_is_ignored(tmp_path: pathlib.Path) -> None:
     results = tmp_path / "results.jsonl"
     results.write_text(outcome("a.x", DEATH) + outcome("a.y", DEATH)[:20] + outcome("a.y") + outcome("a.z"))
     assert list(main.read_results([str(results)])) == ["a.x", "a.z"]
-
-
-def test_page_is_brought_up_to_date(tmp_path: pathlib.Path, monkeypatch: Any) -> None:
-    page, results = tmp_path / "mutants.md", tmp_path / "results.jsonl"
-    mutants = [mutant(name) for name in ("a.killed", "a.survived", "a.reworded", "a.new", "a.never")]
-    monkeypatch.setattr(main.table, "load", lambda: mutants)
-    monkeypatch.setattr(main, "PAGE", page)
-    known = {name: json.loads(outcome(name, DEATH)) for name in ("a.killed", "a.reworded")}
-    page.write_text(main.as_markdown({**known, "a.survived": json.loads(outcome("a.survived"))}) + "\n")
-    assert list(main.read_page(page.read_text())) == ["a.killed", "a.survived", "a.reworded"]
-
-    mutants[2].what = "something else is ignored"
-    results.write_text(outcome("a.new", DEATH))
-    monkeypatch.setattr(sys, "argv", ["tools/mutate", "--markdown", str(results)])
-    assert main.main() == 0
-    rows = [line.rsplit(" | ", 1)[1] for line in page.read_text().splitlines() if line.startswith("| `")]
-    killed = "`FileTest.ReportsResult` |"
-    assert rows == [killed, "**survived** |", "**not run** |", killed, "**not run** |"]
-    assert "\n2 of 5 mutants killed.\n" in page.read_text()
 
 
 def test_config_is_passed_to_bazel(tmp_path: pathlib.Path, monkeypatch: Any) -> None:
