@@ -9,7 +9,7 @@ from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tu
 
 from ckptd import errors
 from ckptd._checkpoint_paths import is_committed
-from ckptd._membership.launch import find_rank
+from ckptd._membership.launch import find_rank, process_group
 from ckptd._node_client import NodeClient, call_in_child
 from ckptd._paths import directory_path
 from ckptd._run_reader import RunReader
@@ -154,9 +154,8 @@ class Process:
 
     def group(self) -> Any:
         """Returns the default process group; None without one."""
-        import torch.distributed as dist
-
-        return dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
+        distributed = process_group()
+        return distributed.group.WORLD if distributed is not None else None
 
     def open(self, place: Place, use_daemon: bool = True, as_rank: bool = True) -> Optional[Checkpoint]:
         """Opens a checkpoint, after the saves of it that are in flight. Follows links.

@@ -7,7 +7,6 @@ For strategies whose rank 0 saves the whole state, such as DDP. docs/lightning.m
 
 import concurrent.futures
 import contextlib
-import functools
 import importlib
 import logging
 import os
@@ -22,6 +21,7 @@ from ckptd import _lightning_files, errors
 from ckptd._checkpoint_paths import has_manifest, warn_unverified
 from ckptd._lightning_files import CheckpointFile, local_path
 from ckptd._node_process import Place, Process, await_sealed, has_ended, place_of
+from ckptd._patches import Patches
 from ckptd._paths import check_folder
 from ckptd._removal import await_removal
 from ckptd._saving.file_values import Torch
@@ -532,6 +532,7 @@ def _names_of(callback: Any) -> List[str]:
 
 # ---- the methods of Lightning that look at the disk for what may be in flight. They do as before without this plugin.
 
+_patches = Patches()
 _replaced: Set[str] = set()  # The names under which Lightning has the methods below.
 
 
@@ -562,18 +563,7 @@ def _replace_methods_of(package: str) -> None:
                 "out, or install that"
             )
     for kind, name, method in replacements:
-        replaced = _with_stock(method, getattr(kind, name))
-        setattr(kind, name, staticmethod(replaced) if name == "_link_checkpoint" else replaced)
-
-
-def _with_stock(method: Any, stock: Any) -> Any:
-    """Returns a function that calls method with the stock one before its own arguments."""
-
-    @functools.wraps(stock)
-    def replaced(*args: Any, **options: Any) -> Any:
-        return method(stock, *args, **options)
-
-    return replaced
+        _patches.wrap(kind, name, method)
 
 
 def _file_exists(stock: Any, callback: Any, filepath: Any, trainer: Any) -> bool:

@@ -26,6 +26,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from ckptd import _trainer_files, errors
 from ckptd._checkpoint_paths import is_committed, warn_unverified
 from ckptd._node_process import Place, Process, await_sealed
+from ckptd._patches import Patches
 from ckptd._paths import directory_path
 from ckptd._removal import await_removal, unkept
 from ckptd._saving.file_values import File, Torch
@@ -298,11 +299,11 @@ def _captured(folder: str) -> Iterator[Dict[str, Any]]:
         else:
             save_file(tensors, filename, metadata)
 
-    torch.save, safetensors.torch.save_file, modeling_utils.safe_save_file = save, save_safetensors, save_safetensors
-    try:
+    with Patches() as patches:
+        patches.replace(torch, "save", save)
+        patches.replace(safetensors.torch, "save_file", save_safetensors)
+        patches.replace(modeling_utils, "safe_save_file", save_safetensors)
         yield found
-    finally:
-        torch.save, safetensors.torch.save_file, modeling_utils.safe_save_file = torch_save, save_file, save_file
 
 
 def _is_in(folder: str, path: Any) -> bool:
@@ -318,76 +319,75 @@ def _safetensors_image(tensors: Mapping[str, Any]) -> Any:
 
 # ---- the methods of Trainer that the callback replaces: the events of callbacks come after a save, and after a load
 
-_stock: Dict[str, Any] = {}
+_patches = Patches()
 
 
 def _replace_methods() -> None:
     """Replaces them, once. They do as before for a Trainer without the callback."""
-    for name, method in (
-        ("_save_checkpoint", _save_checkpoint),
-        ("_load_best_model", _load_best_model),
-        ("_load_from_checkpoint", _load_from_checkpoint),
-        ("_finalize_training", _finalize_training),
-        ("train", _train),
-    ):
-        if name in _stock:
-            continue
-        others = ((modeling_utils, "safe_save_file"), (trainer_module, "sort_checkpoints"))
-        lacking = [other for module, other in ((transformers.Trainer, name), *others) if not callable(getattr(module, other, None))]
-        if lacking:
-            raise RuntimeError(
-                f"transformers {transformers.__version__} has no {', '.join(lacking)}: "
-                "ckptd.transformers.CheckpointCallback was tested with 5.23; leave it out, or install that"
-            )
-        _stock[name] = getattr(transformers.Trainer, name)
-        setattr(transformers.Trainer, name, method)
+    if _patches:
+        return
+    methods: Dict[str, Callable[..., Any]] = {
+        "_save_checkpoint": _save_checkpoint,
+        "_load_best_model": _load_best_model,
+        "_load_from_checkpoint": _load_from_checkpoint,
+        "_finalize_training": _finalize_training,
+        "train": _train,
+    }
+    needed = [(transformers.Trainer, name) for name in methods]
+    needed += [(modeling_utils, "safe_save_file"), (trainer_module, "sort_checkpoints")]
+    lacking = [name for owner, name in needed if not callable(getattr(owner, name, None))]
+    if lacking:
+        raise RuntimeError(
+            f"transformers {transformers.__version__} has no {', '.join(lacking)}: "
+            "ckptd.transformers.CheckpointCallback was tested with 5.23; leave it out, or install that"
+        )
+    for name, method in methods.items():
+        _patches.wrap(transformers.Trainer, name, method)
 
 
-def _train(trainer: Any, resume_from_checkpoint: Any = None, *args: Any, **options: Any) -> Any:
+def _train(stock: Any, trainer: Any, resume_from_checkpoint: Any = None, *args: Any, **options: Any) -> Any:
     """Chooses what ``resume_from_checkpoint=True`` means: what latest() returns."""
     if resume_from_checkpoint is True and _callback_of(trainer) is not None:
         resume_from_checkpoint = latest(trainer.args.output_dir) or True  # Without one, the Trainer says so.
-    return _stock["train"](trainer, resume_from_checkpoint, *args, **options)
+    return stock(trainer, resume_from_checkpoint, *args, **options)
 
 
-def _finalize_training(trainer: Any, *args: Any, **options: Any) -> Any:
+def _finalize_training(stock: Any, trainer: Any, *args: Any, **options: Any) -> Any:
     """Keeps the Trainer, which lists the checkpoints and looks at each, from those that ckptd is removing meanwhile."""
     callback, listing = _callback_of(trainer), trainer_module.sort_checkpoints
     if callback is None:
-        return _stock["_finalize_training"](trainer, *args, **options)
+        return stock(trainer, *args, **options)
 
     def sort_checkpoints(*args: Any, **options: Any) -> Any:
         removed = callback._removed()
         return [path for path in listing(*args, **options) if os.path.basename(path) not in removed]
 
-    trainer_module.sort_checkpoints = sort_checkpoints
-    try:
-        return _stock["_finalize_training"](trainer, *args, **options)
-    finally:
-        trainer_module.sort_checkpoints = listing
+    with Patches() as patches:
+        patches.replace(trainer_module, "sort_checkpoints", sort_checkpoints)
+        return stock(trainer, *args, **options)
 
 
-def _save_checkpoint(trainer: Any, model: Any, trial: Any) -> None:
-    write, callback = functools.partial(_stock["_save_checkpoint"], trainer, model, trial), _callback_of(trainer)
+def _save_checkpoint(stock: Any, trainer: Any, model: Any, trial: Any) -> None:
+    write, callback = functools.partial(stock, trainer, model, trial), _callback_of(trainer)
     if callback is None:
         write()
     else:
         callback.save(trainer, trainer._get_output_dir(trial=trial), write)
 
 
-def _load_best_model(trainer: Any) -> None:
+def _load_best_model(stock: Any, trainer: Any) -> None:
     callback = _callback_of(trainer)
     if callback is not None:
         callback._await_all()
         if trainer.state.best_model_checkpoint:
             _verify_or_warn(trainer.state.best_model_checkpoint)
-    _stock["_load_best_model"](trainer)
+    stock(trainer)
 
 
-def _load_from_checkpoint(trainer: Any, resume_from_checkpoint: str, *args: Any, **options: Any) -> None:
+def _load_from_checkpoint(stock: Any, trainer: Any, resume_from_checkpoint: str, *args: Any, **options: Any) -> None:
     if _callback_of(trainer) is not None:
         _verify_or_warn(resume_from_checkpoint)
-    _stock["_load_from_checkpoint"](trainer, resume_from_checkpoint, *args, **options)
+    stock(trainer, resume_from_checkpoint, *args, **options)
 
 
 def _verify_or_warn(path: str) -> None:

@@ -1,15 +1,16 @@
 """Makes plain dcp.save, dcp.async_save and dcp.load go through ckptd."""
 
 import os
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict
 
+from ckptd._patches import Patches
 from ckptd.dcp import _names, _sync
 from ckptd.dcp._async import SaveFuture, save_async
 from ckptd.dcp._process import process
 from ckptd.dcp._reader import Reader
 from ckptd.dcp._writer import Writer
 
-_replaced: List[Tuple[Any, str, Any]] = []  # (module, name, what was there)
+_patches = Patches()
 _options: Dict[str, Any] = {}  # Of the Writers that are made for paths.
 
 configure = process.configure  # See Process.configure.
@@ -30,18 +31,14 @@ def install(**options: Any) -> None:
     Writer("/checked/now", **options)
     _options.clear()
     _options.update(options)
-    if _replaced:
-        return
-    for module, name in _names.references():
-        _replaced.append((module, name, getattr(module, name)))
-        setattr(module, name, _REPLACEMENTS[name])
+    if not _patches:
+        for module, name in _names.references():
+            _patches.replace(module, name, _REPLACEMENTS[name])
 
 
 def uninstall() -> None:
     """Undoes :func:`install`. No-op if it was not called."""
-    while _replaced:
-        module, name, before = _replaced.pop()
-        setattr(module, name, before)
+    _patches.restore()
 
 
 def async_save(

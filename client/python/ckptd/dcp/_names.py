@@ -14,6 +14,8 @@ import torch.distributed as dist
 from torch.distributed.checkpoint import filesystem, planner, state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 
+from ckptd._ranks import is_distributed
+
 METADATA_FILE = ".metadata"
 FORMAT_VERSION = "1.0.0"  # Of the metadata.
 
@@ -136,7 +138,7 @@ def ranks_of_save() -> Tuple[int, ...]:
 
 def ranks_of(process_group: Any, no_dist: bool) -> Tuple[int, ...]:
     """Returns the ranks of a process group, ascending; empty if all ranks save, or this one without the others."""
-    if process_group is None or no_dist or not dist.is_available() or not dist.is_initialized():
+    if process_group is None or no_dist or not is_distributed():
         return ()
     ranks = tuple(dist.get_process_group_ranks(process_group))
     return ranks if len(ranks) < dist.get_world_size() else ()

@@ -14,12 +14,12 @@ from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.checkpoint.storage import WriteResult
 
+from ckptd._ranks import from_all_ranks, is_distributed
 from ckptd.dcp import _names
 from ckptd.dcp._files import PlannedFiles, SaveRecord, storage_data_of
 from ckptd.dcp._form import StatePlanner, form_of
 
 T = TypeVar("T")
-
 _KEPT_PLANS = 2  # For jobs that save, for example, a model and its optimizer in turn.
 
 
@@ -155,7 +155,7 @@ def _prepare(state: Any, writer: Any, process_group: Any, no_dist: bool) -> Opti
 
 def _is_distributed(process_group: Any, no_dist: bool) -> bool:
     """Returns whether there are other ranks. To one that is alone, DCP would send messages, too."""
-    return not no_dist and dist.is_available() and dist.is_initialized() and dist.get_world_size(process_group) != 1
+    return not no_dist and is_distributed() and dist.get_world_size(process_group) != 1
 
 
 def _place(process_group: Any, no_dist: bool) -> Tuple[int, int]:
@@ -165,8 +165,4 @@ def _place(process_group: Any, no_dist: bool) -> Tuple[int, int]:
 
 def _exchange(message: T, process_group: Any, no_dist: bool) -> List[T]:
     """Returns the messages of all ranks."""
-    if not _is_distributed(process_group, no_dist):
-        return [message]
-    found: List[Any] = [None] * dist.get_world_size(process_group)
-    dist.all_gather_object(found, message, group=process_group)
-    return found
+    return from_all_ranks(message, process_group) if _is_distributed(process_group, no_dist) else [message]

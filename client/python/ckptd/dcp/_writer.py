@@ -10,6 +10,7 @@ import threading
 import uuid
 from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
+import torch.distributed as dist
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
@@ -17,6 +18,7 @@ from torch.futures import Future
 
 from ckptd import errors
 from ckptd._paths import step_of
+from ckptd._ranks import is_distributed
 from ckptd._saving.part import Part
 from ckptd._saving.save import LevelName, Save
 from ckptd.dcp import _directory, _names
@@ -457,6 +459,4 @@ def _place_to_save(path: "str | os.PathLike[str]") -> Place:
 
 
 def _world_size() -> int:
-    import torch.distributed as dist
-
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    return dist.get_world_size() if is_distributed() else 1

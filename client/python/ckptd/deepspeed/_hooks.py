@@ -4,12 +4,11 @@ Engines with another checkpoint engine are served as before.
 """
 
 import abc
-import functools
 import importlib
 import inspect
-import sys
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
+from ckptd._patches import Patches, with_stock
 from ckptd.deepspeed import _scripts
 from ckptd.deepspeed._waiting import await_saves
 
@@ -38,7 +37,7 @@ class HookedEngine(abc.ABC):
         """Returns the weights of the whole model, at stage 3, that load_checkpoint() is to load; None: DeepSpeed finds them."""
 
 
-_stock: Dict[str, Callable[..., Any]] = {}  # DeepSpeed's own methods, by name.
+_patches = Patches()
 _WEIGHTS = "get_fp32_state_dict_from_zero_checkpoint"  # A function, not a method: it does not know its engine.
 _loading: Optional[Tuple["HookedEngine", Any]] = None  # The engine whose load_checkpoint() runs.
 _make: Optional[Callable[[Any], Any]] = None  # Makes the checkpoint engine of each new engine.
@@ -46,20 +45,16 @@ _make: Optional[Callable[[Any], Any]] = None  # Makes the checkpoint engine of e
 
 def prepare() -> None:
     """Replaces the methods. No-op if that has been done. ImportError if DeepSpeed cannot be imported."""
-    if _stock:
+    if _patches:
         return
     module = importlib.import_module("deepspeed.runtime.engine")
     kind = module.DeepSpeedEngine
     for ours in (_configure_checkpointing, save_checkpoint, load_checkpoint, _copy_recovery_script, _get_all_ckpt_names):
-        stock = getattr(kind, ours.__name__)
-        _stock[ours.__name__] = stock
-        setattr(kind, ours.__name__, functools.wraps(stock)(ours))
-    _stock[_WEIGHTS] = getattr(module, _WEIGHTS)
-    recover = functools.wraps(_stock[_WEIGHTS])(_recover_weights)
+        _patches.wrap(kind, ours.__name__, ours)
+    stock = getattr(module, _WEIGHTS)
+    _patches.wrap(module, _WEIGHTS, _whole_weights)
     # zero_to_fp32's other functions call it by its name there. Programs may have imported it from there before.
-    for other in [other for other in list(sys.modules.values()) if vars(other).get(_WEIGHTS) is _stock[_WEIGHTS]]:
-        setattr(other, _WEIGHTS, recover)
-    setattr(module, _WEIGHTS, functools.wraps(_stock[_WEIGHTS])(_whole_weights))
+    _patches.replace_everywhere({stock: with_stock(_recover_weights, stock)})
 
 
 def set_maker(make: Optional[Callable[[Any], Any]]) -> None:
@@ -68,18 +63,18 @@ def set_maker(make: Optional[Callable[[Any], Any]]) -> None:
     _make = make
 
 
-def _configure_checkpointing(engine: Any, *args: Any, **kwargs: Any) -> Any:
+def _configure_checkpointing(stock: Any, engine: Any, *args: Any, **kwargs: Any) -> Any:
     """Stands for DeepSpeed's method that chooses the checkpoint engine."""
     ours = _make(engine._config) if _make is not None else None
-    result = _stock["_configure_checkpointing"](engine, *args, **kwargs)
+    result = stock(engine, *args, **kwargs)
     if ours is not None:
         engine.checkpoint_engine = ours
     return result
 
 
-def save_checkpoint(engine: Any, *args: Any, **kwargs: Any) -> Any:
+def save_checkpoint(stock: Any, engine: Any, *args: Any, **kwargs: Any) -> Any:
     """Stands for DeepSpeedEngine.save_checkpoint."""
-    stock, ours = _stock["save_checkpoint"], _ours(engine)
+    ours = _ours(engine)
     if ours is None:
         return stock(engine, *args, **kwargs)
     asked = inspect.signature(stock).bind(engine, *args, **kwargs)
@@ -97,19 +92,19 @@ def save_checkpoint(engine: Any, *args: Any, **kwargs: Any) -> Any:
     return result
 
 
-def _copy_recovery_script(engine: Any, save_dir: str, *args: Any, **kwargs: Any) -> None:
+def _copy_recovery_script(stock: Any, engine: Any, save_dir: str, *args: Any, **kwargs: Any) -> None:
     """Stands for DeepSpeed's method that writes its recovery scripts during each save.
 
     Those that are there already stay: writing them may wait for the file system's journal, in which the daemon makes the
     checkpoint's directory and allocates its files at that time.
     """
     if _ours(engine) is None or not _scripts.are_current(importlib.import_module("deepspeed.utils"), save_dir):
-        _stock["_copy_recovery_script"](engine, save_dir, *args, **kwargs)
+        stock(engine, save_dir, *args, **kwargs)
 
 
-def load_checkpoint(engine: Any, *args: Any, **kwargs: Any) -> Any:
+def load_checkpoint(stock: Any, engine: Any, *args: Any, **kwargs: Any) -> Any:
     """Stands for DeepSpeedEngine.load_checkpoint."""
-    stock, ours = _stock["load_checkpoint"], _ours(engine)
+    ours = _ours(engine)
     if ours is None:
         return stock(engine, *args, **kwargs)
     asked = inspect.signature(stock).bind(engine, *args, **kwargs)
@@ -122,23 +117,23 @@ def load_checkpoint(engine: Any, *args: Any, **kwargs: Any) -> Any:
         _loading = None
 
 
-def _whole_weights(*args: Any, **kwargs: Any) -> Any:
+def _whole_weights(stock: Any, *args: Any, **kwargs: Any) -> Any:
     """Stands for the function by which load_checkpoint() reads the weights of stage 3 without the optimizer's state."""
     weights = _loading[0].whole_weights(_loading[1]) if _loading is not None else None
-    return _stock[_WEIGHTS](*args, **kwargs) if weights is None else weights
+    return stock(*args, **kwargs) if weights is None else weights
 
 
-def _recover_weights(checkpoint_dir: Any, *args: Any, **kwargs: Any) -> Any:
+def _recover_weights(stock: Any, checkpoint_dir: Any, *args: Any, **kwargs: Any) -> Any:
     """Stands for the same function elsewhere: waits until the checkpoint, and ``latest``, are there."""
     await_saves(checkpoint_dir)
-    return _stock[_WEIGHTS](checkpoint_dir, *args, **kwargs)
+    return stock(checkpoint_dir, *args, **kwargs)
 
 
-def _get_all_ckpt_names(engine: Any, *args: Any, **kwargs: Any) -> Any:
+def _get_all_ckpt_names(stock: Any, engine: Any, *args: Any, **kwargs: Any) -> Any:
     """Stands for DeepSpeed's method that finds the files of the model's state, by tensor-parallel rank."""
     ours = _ours(engine)
     chosen = ours.model_files() if ours is not None else []
-    return chosen or _stock["_get_all_ckpt_names"](engine, *args, **kwargs)
+    return chosen or stock(engine, *args, **kwargs)
 
 
 def _ours(engine: Any) -> Optional[HookedEngine]:

@@ -10,6 +10,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 from ckptd import errors
 from ckptd._checkpoint_paths import is_committed, warn_unverified
 from ckptd._paths import open_regular
+from ckptd._ranks import from_all_ranks, from_first_rank
 from ckptd.deepspeed import _classes, _names, _universal, _whole_weights
 from ckptd.deepspeed._needed import needed_files
 from ckptd.deepspeed._process import Place, await_sealed, process
@@ -221,20 +222,8 @@ def _read_latest(root: str) -> Optional[str]:
 
 
 def _agreed(find: Callable[[], List[str]]) -> List[str]:
-    """Returns what rank 0 finds; raises on all ranks if it cannot."""
-    import torch.distributed as dist
-
-    said: List[Any] = [None]
-    if dist.get_rank() == 0:
-        try:
-            said = [find()]
-        except Exception as error:  # noqa: BLE001 - The other ranks wait for an answer.
-            said = [error]
-    dist.broadcast_object_list(said, src=0)
-    if isinstance(said[0], Exception):
-        raise said[0]
-    found: List[str] = said[0]
-    return found
+    """Returns what rank 0 finds. If that raises, all ranks raise the same."""
+    return from_first_rank(find, error_elsewhere=lambda error: error)
 
 
 def _open_on_all(
@@ -270,10 +259,6 @@ def _open_on_all(
 
 def _failures_of_all(failed: Optional[Exception]) -> Dict[int, Tuple[bool, str]]:
     """Returns the ranks that have failed, with whether the checkpoint is damaged or missing, and the error in words."""
-    import torch.distributed as dist
-
     is_damage = isinstance(failed, (errors.Corrupt, errors.NotFound))
     mine = None if failed is None else (is_damage, f"{type(failed).__name__}: {failed}")
-    every: List[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(every, mine)
-    return {rank: said for rank, said in enumerate(every) if said is not None}
+    return {rank: failure for rank, failure in enumerate(from_all_ranks(mine)) if failure is not None}

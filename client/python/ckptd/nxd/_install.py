@@ -1,11 +1,14 @@
 """Makes NxD's own functions go through ckptd, also where a library has imported them by name."""
 
 import importlib
-import sys
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable, Dict, Tuple
+
+from ckptd._patches import Patches
 
 _PACKAGE = "neuronx_distributed"
-_replaced: List[Tuple[Any, str, Any]] = []  # (module, name, what was there)
+_patches = Patches()
+
+restore = _patches.restore  # Undoes replace(). No-op if it was not called.
 
 
 def replace(functions: "Dict[Tuple[str, str], Callable[..., Any]]") -> None:
@@ -16,31 +19,13 @@ def replace(functions: "Dict[Tuple[str, str], Callable[..., Any]]") -> None:
     Raises:
         ImportError: NxD is not installed, or cannot be imported.
     """
-    if _replaced:
+    if _patches:
         return
-    by_id = {}
-    for (module, name), ours in functions.items():
-        theirs = getattr(importlib.import_module(f"{_PACKAGE}.{module}"), name, None)
-        if theirs is not None:
-            by_id[id(theirs)] = ours
-    for owner in list(sys.modules.values()):
-        for name, value in list(getattr(owner, "__dict__", {}).items()):
-            if id(value) in by_id:
-                _replaced.append((owner, name, value))
-                setattr(owner, name, by_id[id(value)])
-
-
-def restore() -> None:
-    """Undoes replace(). No-op if it was not called."""
-    while _replaced:
-        owner, name, before = _replaced.pop()
-        setattr(owner, name, before)
+    named = {(importlib.import_module(f"{_PACKAGE}.{module}"), name): ours for (module, name), ours in functions.items()}
+    _patches.replace_everywhere({getattr(*key): ours for key, ours in named.items() if hasattr(*key)})
 
 
 def original(module: str, name: str) -> "Callable[..., Any]":
     """Returns NxD's own function. ImportError without NxD."""
-    theirs = importlib.import_module(f"{_PACKAGE}.{module}")
-    for owner, known, before in _replaced:
-        if owner is theirs and known == name:
-            return before  # type: ignore[no-any-return]
-    return getattr(theirs, name)  # type: ignore[no-any-return]
+    found: Callable[..., Any] = _patches.stock(importlib.import_module(f"{_PACKAGE}.{module}"), name)
+    return found

@@ -12,10 +12,10 @@ from torchtnt.framework.callbacks.checkpointer_types import KnobOptions
 import ckptd.dcp
 from ckptd import errors
 from ckptd._paths import directory_path
+from ckptd._ranks import from_first_rank, gloo_group
 from ckptd.dcp import _directory
 from ckptd.dcp._process import Place, await_sealed, process
 from ckptd.torchtnt import _app_state, _names
-from ckptd.torchtnt._ranks import from_first_rank, gloo_group
 
 _log = logging.getLogger("ckptd")
 _URL = "ckptd://"
@@ -159,7 +159,7 @@ def _restore(
     wanted = {phase: loader for phase, loader in loaders.items() if loader is not None}
     with gloo_group(process_group) as group:
         if wanted:
-            keys = from_first_rank(group, lambda: list(reader.read_metadata().state_dict_metadata))
+            keys = from_first_rank(lambda: list(reader.read_metadata().state_dict_metadata), group)
             _app_state.add_loaders(app_state, wanted, keys, _log.warning)
         dcp_load(
             _app_state.wrapped(app_state),
@@ -191,7 +191,7 @@ def _restore_first(
     """
     root = local_path(dirpath, "dirpath")
     with gloo_group(process_group) as group:
-        names = from_first_rank(group, lambda: order(checkpoints(root)))
+        names = from_first_rank(lambda: order(checkpoints(root)), group)
     for number, name in enumerate(names):
         path = os.path.join(root, str(name))
         try:

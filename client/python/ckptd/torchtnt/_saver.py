@@ -19,10 +19,10 @@ from torchtnt.utils.distributed import get_world_size
 import ckptd.dcp
 from ckptd import errors
 from ckptd._paths import check_folder
+from ckptd._ranks import from_first_rank, is_distributed
 from ckptd.dcp._process import process
 from ckptd.retention import Keep
 from ckptd.torchtnt import _app_state, _names
-from ckptd.torchtnt._ranks import from_first_rank, is_distributed
 from ckptd.torchtnt._restore import Restoring, local_path
 
 _log = logging.getLogger("ckptd")
@@ -226,7 +226,7 @@ class CheckpointSaver(Restoring, BaseCheckpointer):
             CheckpointFailed: an earlier asynchronous save has failed. It is raised once, on all ranks, after this
                 save, which may be the last one.
         """
-        decision = from_first_rank(self._process_group, lambda: self._decide(state, unit, hook))
+        decision = from_first_rank(lambda: self._decide(state, unit, hook), self._process_group)
         for number in decision.committed:
             _tell(unit, state, self._in_flight.pop(number).path)
         for number in decision.failed:
