@@ -91,8 +91,8 @@ SAVE = [
         ENGINE,
         "Seal",
         (
-            "The part belongs to the daemon: STAGED. Before the last rank hears SEALED, the seal journal "
-            "has the save. Training goes on."
+            "The part belongs to the daemon: STAGED. The seal journal has the save before the last rank "
+            "gets SEALED. Training continues."
         ),
         ("daemon/engine/save_tracker.cc", "daemon/succession/seal_journal.cc"),
     ),
@@ -123,8 +123,8 @@ SAVE = [
         DISK,
         "part record",
         (
-            "Commit step 3: the record that all files of this rank are on disk. The engine hears that the "
-            "part is durable."
+            "Commit step 3: the record that all files of this rank are on disk. The engine marks the "
+            "part as durable."
         ),
         ("storage/commit/root_store.cc", "storage/commit/disk_file.cc"),
     ),
@@ -153,7 +153,7 @@ SAVE = [
         TRAINER,
         "COMMITTED",
         (
-            "Every Wait for this save is answered. The segments stay as a resident copy until somebody "
+            "Every Wait for this save is answered. The segments stay as a resident copy until a save "
             "needs them."
         ),
         ("daemon/engine/save_tracker.cc", "daemon/engine/resident_cache.cc"),
@@ -162,7 +162,7 @@ SAVE = [
         ENGINE,
         META,
         "evict old checkpoints",
-        "Commit step 7: retention renames each victim to trash; a thread that nobody waits for deletes it.",
+        "Commit step 7: retention renames each victim to trash; a thread with idle priority deletes it.",
         ("daemon/engine/retention.cc", "storage/commit/trash.cc"),
     ),
 ]
@@ -172,7 +172,7 @@ RESTORE = [
         TRAINER,
         ENGINE,
         "JoinRun, Resume",
-        "The client says which rank of which launch it is, and asks what to resume from.",
+        "The client joins with its rank and launch, and requests the checkpoint to resume from.",
         (
             "client/python/ckptd/run.py",
             "client/cpp/run.cc",
@@ -216,8 +216,8 @@ RESTORE = [
         ENGINE,
         "LocateFiles",
         (
-            "Is there a resident copy? The checksum threads compare it with the checksums of the commit "
-            "before a reader gets it."
+            "The engine looks for a resident copy. The checksum threads compare it with the checksums of "
+            "the commit before a reader gets it."
         ),
         ("daemon/engine/resident_cache.cc", "storage/io/check_images.cc", "daemon/engine/prefetcher.cc"),
     ),
@@ -247,7 +247,7 @@ RESTORE = [
         TRAINER,
         ENGINE,
         "FinishResume",
-        "The rank says that it has read its part, or that it has found damage, or that it failed.",
+        "The rank reports that it has read its part, that it has found damage, or that it failed.",
         ("client/python/ckptd/_reading/read_reports.py", "daemon/engine/resume_barrier.cc"),
     ),
     Step(
@@ -255,7 +255,7 @@ RESTORE = [
         META,
         "remember: all read",
         (
-            "The agreement barrier: when every rank has finished, the ledger writes that down. On damage "
+            "The agreement barrier: when every rank has finished, the ledger records that. On damage "
             "the mark in .ckptd/damaged is durable first, and all ranks go back to step 1."
         ),
         ("daemon/engine/resume_barrier.cc", "storage/ledger/local_ledger.cc", "storage/commit/records.cc"),
@@ -264,7 +264,7 @@ RESTORE = [
         ENGINE,
         TRAINER,
         "OK, on all ranks",
-        "Every rank trains on. The lease is released.",
+        "Every rank continues training. The lease is released.",
         ("daemon/engine/resume_barrier.cc", "daemon/engine/lease_table.cc"),
     ),
 ]
