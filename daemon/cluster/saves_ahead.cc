@@ -189,7 +189,6 @@ SaveAdmission::Answer<SharedSave> SavesAhead::Decided(int64_t sequence) {
     Ahead& ahead = found->second;
     ahead.asking = false;
     if (!answer.ok()) {
-      ahead.changed = true;
       if (!IsTransient(answer.status(), &ahead.backoff)) hooks_.lost(answer.status());
       return;
     }

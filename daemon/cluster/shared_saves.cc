@@ -126,7 +126,7 @@ void SharedSaves::TellAgain(const SaveName& name, const absl::Status& why) {
 
 void SharedSaves::BeginSealed(const SaveName& name, std::vector<int> ranks) {
   const auto [part, is_new] = parts_.try_emplace(name, Instant::max(), std::move(ranks));
-  part->second.accepted = part->second.sealed = part->second.passed_over = true;
+  part->second.accepted = part->second.sealed = true;
   if (is_new) Ask(name);
 }
 

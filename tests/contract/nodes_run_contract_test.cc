@@ -21,6 +21,7 @@
 #include "daemon/cluster/nodes_run.h"
 #include "daemon/etcd/etcd_errors.h"
 #include "daemon/etcd/etcd_requests.h"
+#include "daemon/ledger/checkpoint_readers.h"
 #include "daemon/ledger/keys.h"
 #include "daemon/ledger/ledger_reasons.h"
 #include "storage/base/errors.h"
@@ -1076,6 +1077,25 @@ TEST_P(NodesRunContract, ReadThatFindsTheLeaseEndedWaitsForTheNextRegistration) 
   RunUntil([&] { return acquired.has_value(); });
   EXPECT_TRUE(acquired->ok()) << *acquired;
   node.run->ReleaserOf(1)();
+}
+
+// Etcd carries out late what it was asked first, and refuses what it is asked again.
+TEST_P(NodesRunContract, ReadThatWasRefusedAndIsCarriedOutLateHoldsUpNoRemoval) {
+  SaveAll("step_1");
+  Node& node = Other();
+  node.etcd->RefuseTransactions(
+      MakeError(absl::StatusCode::kResourceExhausted, ledger_reason::kFull, "a test's etcd takes no writes"));
+  std::optional<absl::Status> acquired;
+  node.run->AcquireReader(1, [&](absl::Status answer) { acquired = std::move(answer); });
+  RunUntil([&] { return acquired.has_value(); });
+  EXPECT_FALSE(acquired->ok());
+  CheckpointReaders late(nodes_.ClientOf(*node.registration),
+                         {nodes_.prefix() + "run/", node.registration->identity(), "test"});
+  EXPECT_TRUE(Ask<absl::Status>([&](auto done) { late.Begin(1, std::move(done)); }).ok());
+  EXPECT_NE(nodes_.Read(keys_.Readers(1) + node.name), "");
+  node.etcd->RefuseTransactions(absl::OkStatus());
+  RunFor(seconds(5));
+  EXPECT_EQ(nodes_.Read(keys_.Readers(1) + node.name), "");
 }
 
 TEST_P(NodesRunContract, NodeThatDoesNotCoordinateRemovesNothing) {

@@ -72,6 +72,17 @@ TEST_P(SaveAdmissionContract, OneNoEndsItAndSaysWhose) {
   EXPECT_EQ(Text(Begin(second_, "step_1")), "ENDED NO_MEMORY of node2, ranks 1");
 }
 
+TEST_P(SaveAdmissionContract, NoOfANodeNamesAllItsRanksAlsoIfTheyHaveJoinedOneByOne) {
+  for (const int rank : {0, 20, 40}) ASSERT_EQ(Join(second_, rank, "wide", 48), 2);
+  Activate(2);
+  const auto save = Await<absl::StatusOr<Save>>([&](auto answer) {
+    second_.saves->Begin({2, "step_1", 1, {0, 20, 40}, std::chrono::minutes(1)}, std::move(answer));
+  });
+  ASSERT_TRUE(save.ok()) << save.status();
+  Vote(second_, *save, "NO_MEMORY");
+  EXPECT_EQ(Decide(*save), "ENDED NO_MEMORY of node2, ranks 0 20 40");
+}
+
 // As one that was asked before, and whose answer has not come: the node may use the memory for something
 // else.
 TEST_P(SaveAdmissionContract, YesThatIsMadeAgainAfterANoChangesNothing) {

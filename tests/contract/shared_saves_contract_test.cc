@@ -25,9 +25,13 @@ namespace {
 
 using std::chrono::minutes;
 using std::chrono::seconds;
+using ::testing::_;
+using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
+using ::testing::Pair;
 using ::testing::StartsWith;
 
 class SharedSavesContract : public ThreeNodes {
@@ -289,6 +293,17 @@ TEST_P(AheadContract, NodesThatBeginDifferentSavesGetBoth) {
   EXPECT_NE(all_[1].parts.at(one).save.sequence, all_[1].parts.at(other).save.sequence);
 }
 
+// The other nodes may begin it much later, or never.
+TEST_P(AheadContract, SaveWhoseSequenceAnotherOneHasGotIsProposedWithoutWaitingForTheOtherNodes) {
+  const SaveName one = Named("one"), other = Named("other");
+  Begin(all_[0], one);
+  Begin(all_[1], other);
+  Begin(all_[2], one);
+  RunFor(minutes(1));
+  EXPECT_FALSE(HistoryOf(one).empty());
+  EXPECT_FALSE(HistoryOf(other).empty());
+}
+
 TEST_P(AheadContract, NodesThatBeginItForDifferentRanksEndIt) {
   const SaveName save = Named("step_2");
   for (Node& node : all_) {
@@ -385,6 +400,29 @@ TEST_P(SharedSavesContract, SaveThatIsNowhereForLongEndsAsUnknownAndHoldsTheOthe
     return node != nullptr && node->coordinator->WaitsFor().find("an operator") != std::string::npos;
   });
   EXPECT_EQ(all_[0].parts.at(next).heard, "");
+}
+
+// Its directory may be seen again later, or an operator may know what it is.
+TEST_P(SharedSavesContract, DirectoryInFlightOfASaveThatEndedAsUnknownStays) {
+  Hold("write");
+  const SaveName save = BeginAll("step_1");
+  RunUntilAll(save, "SEALED");
+  const int64_t sequence = all_[0].parts.at(save).save.sequence;
+  root_.hidden.insert(sequence);
+  LetGo();
+  EXPECT_EQ(EndOfSave(save), "ENDED INDETERMINATE");
+  root_.hidden.clear();
+  bool swept = false;
+  root_.before = [&](const std::string& what) {
+    swept = swept || what == "Sweep";
+    return true;
+  };
+  all_[1].no = "POOL_EXHAUSTED";
+  EXPECT_THAT(Save("step_2"), HasSubstr("ENDED POOL_EXHAUSTED"));
+  RunUntil([&] { return swept; });
+  RunFor(seconds(1));
+  EXPECT_THAT(root_.inflight, Contains(Pair(_, sequence)));
+  EXPECT_THAT(root_.trash, Not(Contains(Pair(_, sequence))));
 }
 
 // Which checkpoint it would replace is found by its parts.

@@ -79,10 +79,10 @@ class SpanningSaves : public ::testing::TestWithParam<EtcdKind> {
     return result ? *std::move(result) : T(absl::UnknownError("no answer"));
   }
   // The attempt.
-  int64_t Join(Daemon& daemon, int rank, const std::string& launch = "launch") {
+  int64_t Join(Daemon& daemon, int rank, const std::string& launch = "launch", int world_size = 2) {
     Ledger::JoinSpec spec;
     spec.rank = rank;
-    spec.world_size = 2;
+    spec.world_size = world_size;
     spec.launch_id = launch;
     spec.instance = launch + std::to_string(rank);
     const auto attempt =
