@@ -2,12 +2,10 @@
 //
 //   1. It opens and allocates a file when it begins the file's first chunk; at most kMaxOpenOutputs are open.
 //   2. A chunk has two buffers: the bytes to write, and an arena to read into. Bytes that are close together
-//   in
-//      one input are one read, aligned for direct I/O. What does not fit into the arena at once is read in
-//      further rounds.
+//      in one input are one read, aligned for direct I/O. What does not fit into the arena at once is read
+//      in further rounds.
 //   3. When all reads of a round are complete, their pieces are copied, or cast, to their places in the
-//   chunk. After the
-//      last round the chunk is written.
+//      chunk. After the last round the chunk is written.
 //   4. When the last chunk of a file is written, the file is cut to size and synced, while others go on.
 //
 // After an error nothing more is begun, and the operations in the queue are waited for.

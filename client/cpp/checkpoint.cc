@@ -3,8 +3,7 @@
 //   1. the resident copy in the daemon's memory
 //   2. the file on disk, beneath this process's own descriptor of the root, with every chunk checked
 //   3. the daemon, which reads, checks and sends the bytes: where this process may not read the files, or
-//   where
-//      the tag names another checkpoint by now
+//      where the tag names another checkpoint by now
 #include <algorithm>
 #include <cerrno>
 #include <cstring>

@@ -26,14 +26,14 @@ namespace ckptd {
 // The publication of one save, from SEALED, or where an earlier coordinator has left it, to its end:
 //
 //   1. Find which checkpoint has the tag, and whether the parts make one that may take its place.
-//   (FindReplaced)
+//      (FindReplaced)
 //   2. Decide: PUBLISHING, which says that this one goes. It waits for its readers. (etcd)
 //   3. Look where the save is: an earlier coordinator may have done any of the next steps. (Find)
 //   4. Publish. If a checkpoint of ours has the tag, remove it, and publish again. If it is not the one of
-//   step 2, because a name was stale, decide first that it goes, and which of its pointers the save takes
-//   over.
+//      step 2, because a name was stale, decide first that it goes, and which of its pointers the save takes
+//      over.
 //   5. Say what has become of it: COMMITTED; ENDED if something foreign has its place, or nobody knows.
-//   (etcd)
+//      (etcd)
 //
 // Each step is tried again, with a backoff, until it is answered. After an error of 4 nobody knows how far it
 // came, so it goes on at 3. No state is in this object alone.

@@ -46,8 +46,7 @@ namespace ckptd {
 //     (SavesAhead), so that nothing but the nodes' votes lies between a Begin and its answer.
 //   - Saves are published in the order of their sequences: each waits until all before it have ended.
 //   - A save for whose admission nobody waits any longer ends. The nodes that waited say so themselves; this
-//   is
-//     for one whose daemons have all started again, and that would hold up all after it.
+//     is for one whose daemons have all started again, and that would hold up all after it.
 //   - A node that is not registered for the grace period is lost: the saves end that need more of it.
 //
 // Used on one thread, the engine's.

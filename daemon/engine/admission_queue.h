@@ -3,8 +3,7 @@
 //
 // Saves that wait for room get it in this order:
 //   - Within a run, and within a user, the oldest first. A younger save gets no memory that an older one
-//   waits
-//     for.
+//     waits for.
 //   - Saves that leave their user within its share (MemoryShares) before those that do not. They do not wait
 //     for one another, because there is a share for everybody.
 //   - Of the saves beyond the share the oldest first. So that they do not starve while small saves of others

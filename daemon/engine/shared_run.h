@@ -35,8 +35,7 @@ class SharedRun {
   struct Decision {
     enum Phase {
       // Each node says whether it has the memory for its part. The sequence is another one than before if
-      // another
-      // save has got that one meanwhile, and 0 until it is known.
+      // another save has got that one meanwhile, and 0 until it is known.
       kProposed,
       kAdmitted,   // Every node has, and the in-flight directory is there.
       kSealed,     // No trainer of any node is needed any longer.

@@ -12,15 +12,13 @@
 // and perhaps removes the checkpoint again, before the first goes on. That does no harm:
 //
 //   - Step 1 goes through the open directory, by the path `.ckptd/...`. Both write the same bytes, under
-//   names of
-//     their own, and a rename replaces the manifest by an equal one. A removal renames `.ckptd` first
+//     names of their own, and a rename replaces the manifest by an equal one. A removal renames `.ckptd` first
 //     (shared_removal.h), so a late step 1 finds no place for its manifest and makes nothing whole again.
 //   - The manifest has the pointers of the checkpoint that the ledger says is replaced. While another one has
-//   the tag, step 1 is not taken. If the file system shows that one only at the rename of step 3, the
-//   coordinator decides again and writes the manifest a second time. A coordinator that was paused in step 1
-//   before that may then restore the first manifest: the checkpoint is whole, and lacks those pointers.
-//   - Of the renames out of the in-flight name, to the tag or into trash, one succeeds: the name is used
-//   once.
+//     the tag, step 1 is not taken. If the file system shows that one only at the rename of step 3, the
+//     coordinator decides again and writes the manifest a second time. A coordinator that was paused in step 1
+//     before that may then restore the first manifest: the checkpoint is whole, and lacks those pointers.
+//   - Of the renames out of the in-flight name, to the tag or into trash, one succeeds: the name is used once.
 //   - A plain rename replaces an empty directory, and nothing else.
 //
 // No rename flags: not every shared file system has them.
