@@ -40,7 +40,7 @@ void AdmissionQueue::Gather(Save* save) {
     save->WaitFor(WaitsFor::kSizes, absl::StrCat("ranks ", SomeRanks(missing), " to begin it"));
     return;
   }
-  save->phase = SavePhase::kQueued;
+  save->life.SizesKnown();
   save->WaitFor(WaitsFor::kOlderSaves, "older saves of this run");
   TryAdmitAll();
 }
@@ -79,7 +79,7 @@ void AdmissionQueue::AdmitSome() {
 bool AdmissionQueue::Try(const Walk& walk, Save* save) {
   const int64_t id = save->id;
   const bool admitted = TryAdmit(save, walk.use);
-  if (admitted || saves_->Find(id) == nullptr || save->phase != SavePhase::kQueued) walk_again_ = true;
+  if (admitted || saves_->Find(id) == nullptr || save->phase() != SavePhase::kQueued) walk_again_ = true;
   return !walk_again_;
 }
 
@@ -94,9 +94,9 @@ bool AdmissionQueue::TryTurn(Walk& walk) {
 
 bool AdmissionQueue::TryWithinShare(Walk& walk) {
   for (const auto& [id, save] : saves_->all()) {
-    if (save->phase == SavePhase::kTarget || save->phase == SavePhase::kGathering)
+    if (save->phase() == SavePhase::kTarget || save->phase() == SavePhase::kGathering)
       walk.runs.insert(save->run);
-    if (save->phase != SavePhase::kQueued || (turn_ && turn_->save == id)) continue;
+    if (save->phase() != SavePhase::kQueued || (turn_ && turn_->save == id)) continue;
     if (!TryInOrder(walk, save)) return false;
   }
   return true;
@@ -128,7 +128,7 @@ bool AdmissionQueue::TryInOrder(Walk& walk, Save* save) {
 bool AdmissionQueue::DeferBeyondShare(Walk& walk, Save* save) {
   const Run* run = save->run;
   const bool has_disk = ReserveDisk(save);
-  if (save->phase != SavePhase::kQueued) {
+  if (save->phase() != SavePhase::kQueued) {
     walk_again_ = true;
     return false;
   }
@@ -189,7 +189,7 @@ void AdmissionQueue::EndTurnIfOver() {
   if (!turn_) return;
   const Instant now = clock_->Now();
   const Save* save = saves_->Find(turn_->save);
-  if (save != nullptr && save->phase == SavePhase::kQueued && now < turn_->until)
+  if (save != nullptr && save->phase() == SavePhase::kQueued && now < turn_->until)
     return TryAgainAt(turn_->until);
   last_turn_[turn_->uid] = now;
   next_turn_at_ = now + over_share_grace_;

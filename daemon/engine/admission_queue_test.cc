@@ -29,7 +29,7 @@ class AdmissionQueueTest : public ClassTest {
   void Fail(Save* save, const std::string& reason) {
     failed_[save] = reason;
     if (save->reservation != 0) pool_->Release(std::exchange(save->reservation, 0));
-    save->phase = SavePhase::kEnded;
+    save->life.End(v1::FAILED);
     save->disk_reserved = 0;
     gone_.push_back(saves_.Remove(save));
     queue_of_saves_->TryAdmitAll();
@@ -68,7 +68,7 @@ TEST_F(AdmissionQueueTest, AYoungerSaveOfTheRunWaitsForTheOlderOne) {
   Save* small = Add(run, 1);
   EXPECT_THAT(admitted_, ElementsAre(large));
   EXPECT_EQ(waiting->waits_for, WaitsFor::kMemory);
-  EXPECT_EQ(small->phase, SavePhase::kQueued);
+  EXPECT_EQ(small->phase(), SavePhase::kQueued);
   End(large);
   EXPECT_THAT(admitted_, ElementsAre(large, waiting, small));
 }

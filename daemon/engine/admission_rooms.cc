@@ -34,11 +34,11 @@ bool AdmissionQueue::TryAdmit(Save* save, const MemoryUse& use) {
 
 void AdmissionQueue::Admit(Save* save) {
   if (save->shared) {
-    save->phase = SavePhase::kAccepted;
+    save->life.Promised();
     save->WaitFor(WaitsFor::kOtherNodes, "the other nodes to have room");
     return hooks_.accepted(save);
   }
-  save->phase = SavePhase::kAdmitted;
+  save->life.Admitted();
   save->admitted_at = clock_->Now();
   save->WaitFor(WaitsFor::kNothing, "");
   hooks_.admitted(save);
@@ -53,8 +53,8 @@ void AdmissionQueue::Skip(Save* save, const std::string& why) {
 void AdmissionQueue::SupersedeOlder(Save* save) {
   for (const auto& [sequence, older] : save->run->saves) {
     if (sequence >= save->sequence) break;
-    const bool promised = older->phase == SavePhase::kAccepted || older->phase == SavePhase::kGivingUp;
-    if (older->sealed() || promised || older->phase == SavePhase::kFailing) continue;
+    const bool promised = older->phase() == SavePhase::kAccepted || older->phase() == SavePhase::kGivingUp;
+    if (older->sealed() || promised || older->phase() == SavePhase::kFailing) continue;
     hooks_.fail(older.get(),
                 MakeError(absl::StatusCode::kAborted, reason::kSuperseded,
                           absl::StrCat("the younger save of ", save->key.tag, " took its place"),
@@ -126,7 +126,7 @@ int64_t AdmissionQueue::RoomOnItsWay() const {
   const PoolUsage usage = pool_->usage();
   int64_t room = (usage.total_bytes - usage.used_bytes) / pool_->segment_bytes();
   for (const auto& [id, ending] : saves_->all()) {
-    const bool fails = ending->phase == SavePhase::kFailing || ending->phase == SavePhase::kGivingUp;
+    const bool fails = ending->phase() == SavePhase::kFailing || ending->phase() == SavePhase::kGivingUp;
     if (fails && ending->reservation != 0 && !ending->run->degraded)
       room += pool_->Count(ending->reservation);
   }
@@ -147,7 +147,7 @@ bool AdmissionQueue::TakeBackMemory(Save* save, const MemoryUse& use) {
   std::optional<Instant> due;
   for (auto entry = saves_->all().rbegin(); entry != saves_->all().rend() && room < need; ++entry) {
     Save* other = entry->second;
-    const bool open = other->phase == SavePhase::kAdmitted && !other->sealed() && other->reservation != 0;
+    const bool open = other->phase() == SavePhase::kAdmitted && !other->sealed() && other->reservation != 0;
     if (!open || other->run->uid == uid || held[other->run->uid] <= least) continue;
     const Instant ends = other->admitted_at + over_share_grace_;
     if (clock_->Now() < ends) {

@@ -50,7 +50,7 @@ MemoryUse MemoryShares::Use() const {
     if (save->reservation != 0) {
       count = pool_->Count(save->reservation);
       use.held[save->run->uid] += count;
-    } else if (save->phase == SavePhase::kQueued) {
+    } else if (save->phase() == SavePhase::kQueued) {
       count = NeededSegments(*save);
     }
     if (count > 0) demanded[save->run->uid] += count;
@@ -107,7 +107,8 @@ absl::Status MemoryShares::CheckGrowth(const Save& save, int64_t segments) const
   }
   const bool others_wait = std::any_of(saves_->all().begin(), saves_->all().end(), [uid](const auto& entry) {
     const Save& other = *entry.second;
-    return other.phase == SavePhase::kQueued && other.run->uid != uid && other.waits_for == WaitsFor::kMemory;
+    return other.phase() == SavePhase::kQueued && other.run->uid != uid &&
+           other.waits_for == WaitsFor::kMemory;
   });
   if (grown <= use.share || !others_wait) return absl::OkStatus();
   return MakeError(absl::StatusCode::kResourceExhausted, reason::kPoolExhausted,

@@ -21,7 +21,7 @@ class MemorySharesTest : public ClassTest {
   }
   void Reserve(Save* save, int segments) {
     save->reservation = *pool_->Reserve({{0, segments}});
-    save->phase = SavePhase::kAdmitted;
+    save->life = SaveLifecycle(SavePhase::kAdmitted, v1::OPEN);
   }
 
   ExpectedSizes sizes_;

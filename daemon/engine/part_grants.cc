@@ -32,7 +32,7 @@ PartGrants::PartGrants(SegmentPool* pool, const SaveTable* saves, const Expected
 
 void PartGrants::OnAdmitted(Save* save) {
   for (auto& [rank, part] : save->parts) {
-    if (!part.begun || save->phase != SavePhase::kAdmitted) continue;
+    if (!part.begun || save->phase() != SavePhase::kAdmitted) continue;
     // Since the room of a shared save was reserved, ranks may have begun with other sizes than expected.
     if (save->shared) {
       OnBegun(save, part);
@@ -96,7 +96,7 @@ void PartGrants::OnDrawn(int64_t save_id, int rank, absl::StatusOr<std::vector<S
   if (save == nullptr) return;
   Part& part = save->parts.at(rank);
   part.drawing = false;
-  if (save->phase != SavePhase::kAdmitted) return;
+  if (save->phase() != SavePhase::kAdmitted) return;
   if (!segments.ok()) return fail_(save, Annotate(segments.status(), absl::StrCat("memory for rank ", rank)));
   part.segments.insert(part.segments.end(), segments->begin(), segments->end());
   Draw(save, part);
@@ -113,7 +113,7 @@ v1::BeginResponse PartGrants::GrantOf(const Save& save, const Part& part) {
 }
 
 void PartGrants::AnswerBegins(Save* save, Part& part) {
-  if (save->phase != SavePhase::kAdmitted && !save->sealed()) return;
+  if (save->phase() != SavePhase::kAdmitted && !save->sealed()) return;
   if (Wanted(part) > static_cast<int>(part.segments.size())) return;
   part.granted = true;
   for (auto& reply : std::exchange(part.begin_replies, {})) reply(GrantOf(*save, part));

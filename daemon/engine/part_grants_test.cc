@@ -27,7 +27,7 @@ class PartGrantsTest : public ClassTest {
   }
   void Fail(Save* save, const absl::Status& error) {
     failed_ = error;
-    save->phase = SavePhase::kFailing;
+    save->life.Fail(v1::FAILED);
   }
   // An admitted save of one rank, which has begun with a file of `bytes`, and has `segments` reserved for it.
   Save* Admitted(int64_t bytes, int segments, Begun* begun, bool growing = false) {
@@ -173,7 +173,7 @@ TEST_F(PartGrantsTest, MemoryThatComesAfterTheSaveFailedIsIgnored) {
   Begun begun;
   Save* save = Admitted(kSegment, 1, &begun);
   grants_->OnAdmitted(save);
-  save->phase = SavePhase::kFailing;
+  save->life.Fail(v1::FAILED);
   Populate();
   EXPECT_FALSE(begun.answer.has_value());
   EXPECT_FALSE(save->PartOf(0).granted);

@@ -110,7 +110,7 @@ void Publisher::OnStarted(int64_t save_id, const absl::Status& made) {
   // A part is discarded also where it could not be opened.
   save->inflight_made = made.ok() || save->shared;
   if (!save->inflight_made) save->inflight_asked = false;
-  if (save->phase == SavePhase::kFailing) return hooks_.continue_failing(save);
+  if (save->phase() == SavePhase::kFailing) return hooks_.continue_failing(save);
   if (IsReadOnly(made) && !save->shared) return scanner_->AwaitScan(save->run);
   if (!made.ok())
     return hooks_.fail(save, Annotate(made, absl::StrCat("opening the directory of the save of ",
@@ -129,7 +129,7 @@ bool Publisher::HoldsWrites(Save* save) const {
 }
 
 void Publisher::WriteSealedParts(Save* save) {
-  if (HoldsWrites(save) || !save->inflight_made || save->phase != SavePhase::kAdmitted) return;
+  if (HoldsWrites(save) || !save->inflight_made || save->phase() != SavePhase::kAdmitted) return;
   for (auto& [rank, part] : save->parts) {
     if (part.sealed && !part.writing && !part.durable) WritePart(save, part);
   }
@@ -160,7 +160,7 @@ void Publisher::OnPartWritten(int64_t save_id, int rank, absl::StatusOr<storage:
     part.record = *std::move(record);
     save->written_at = clock_->Now();
   }
-  if (save->phase == SavePhase::kFailing) return hooks_.continue_failing(save);
+  if (save->phase() == SavePhase::kFailing) return hooks_.continue_failing(save);
   if (!record.ok()) return hooks_.fail(save, WritingFailed(*save, rank, record.status()));
   TryPublish(save);
 }
@@ -168,7 +168,7 @@ void Publisher::OnPartWritten(int64_t save_id, int rank, absl::StatusOr<storage:
 // ---- publish
 
 bool Publisher::IsReady(const Save& save) const {
-  if (save.phase != SavePhase::kAdmitted || save.level != v1::SEALED) return false;
+  if (save.phase() != SavePhase::kAdmitted || save.level() != v1::SEALED) return false;
   // OnScanned or OnTick tries it again.
   if (save.run->read_only || save.run->scanning || save.publish_again_at) return false;
   for (const auto& [rank, part] : save.parts) {
@@ -185,7 +185,7 @@ bool Publisher::IsReady(const Save& save) const {
 std::vector<RetentionPolicy> Publisher::NextPolicies(const Run& run, const Save* except) const {
   std::vector<RetentionPolicy> policies;
   for (const auto& [sequence, save] : run.saves) {
-    if (save->phase == SavePhase::kPublishing && save.get() != except)
+    if (save->phase() == SavePhase::kPublishing && save.get() != except)
       policies.push_back(PolicyAfterCommit(run.ledger->record(), save->retention));
   }
   return policies;
@@ -197,7 +197,7 @@ std::vector<RetentionPolicy> Publisher::NextPolicies(const Run& run, const Save*
 void Publisher::TryPublish(Save* save) {
   if (save->shared) return hooks_.shared_part_written(save);
   if (!IsReady(*save)) return;
-  save->phase = SavePhase::kPublishing;
+  save->life.Written();
   const storage::v1::RunRecord& record = save->run->ledger->record();
   const RetentionPolicy next = PolicyAfterCommit(record, save->retention);
   const RetentionPolicy in_force = LoadRetention(record);
@@ -207,7 +207,7 @@ void Publisher::TryPublish(Save* save) {
     Save* ready = saves_->Find(id);
     if (ready == nullptr) return;
     if (written.ok()) return Publish(ready);
-    ready->phase = SavePhase::kAdmitted;
+    ready->life.NotPublished();
     hooks_.fail(ready, Annotate(written, "recording which checkpoints are kept"));
   });
 }
@@ -217,7 +217,7 @@ void Publisher::Publish(Save* save) {
     Save* ready = saves_->Find(id);
     if (ready == nullptr) return;
     if (!decided.ok()) {
-      ready->phase = SavePhase::kAdmitted;
+      ready->life.NotPublished();
       return hooks_.fail(ready, decided);
     }
     std::vector<storage::v1::PartRecord> parts;
@@ -231,7 +231,7 @@ void Publisher::OnPublished(int64_t save_id, PublishResult result) {
   Save* save = saves_->Find(save_id);
   if (save == nullptr) return;
   if (result.outcome == PublishOutcome::kFailed) {
-    save->phase = SavePhase::kAdmitted;
+    save->life.NotPublished();
     return result.retryable ? TryLater(save, result.status) : hooks_.fail(save, result.status);
   }
   if (result.outcome == PublishOutcome::kIndeterminate) return SetIndeterminate(save, result.status);
@@ -289,9 +289,9 @@ void Publisher::OnScanned(Run* run) {
   for (int64_t id : ids) {
     Save* save = saves_->Find(id);
     if (save == nullptr) continue;
-    if (save->phase == SavePhase::kFailing) {
+    if (save->phase() == SavePhase::kFailing) {
       if (save->inflight_made) hooks_.continue_failing(save);
-    } else if (save->phase == SavePhase::kAdmitted) {
+    } else if (save->phase() == SavePhase::kAdmitted) {
       if (!save->inflight_asked) Start(save);
       TryPublish(save);
     }

@@ -216,7 +216,7 @@ void Engine::Impl::FenceOff(Run* run, int64_t active_attempt) {
     // The other nodes may know that a save whose ranks have all sealed here is sealed everywhere: they end it
     // if it is not.
     if (save->shared && save->UnsealedRanks().empty()) continue;
-    if (save->key.attempt < active_attempt && !save->sealed() && save->phase != SavePhase::kFailing) {
+    if (save->key.attempt < active_attempt && !save->sealed() && save->phase() != SavePhase::kFailing) {
       over.push_back(save);
     }
   }
@@ -236,7 +236,7 @@ std::vector<std::pair<Save*, int>> Engine::Impl::UnsealedSavesOf(SessionId sessi
     for (const auto& [sequence, save] : run->saves) {
       for (const auto& [rank, part] : save->parts) {
         const bool unsealed = part.begun && !part.sealed && part.session == session;
-        if (unsealed && save->phase != SavePhase::kFailing && save->phase != SavePhase::kEnded) {
+        if (unsealed && save->phase() != SavePhase::kFailing && save->phase() != SavePhase::kEnded) {
           lost.emplace_back(save.get(), rank);
           break;
         }

@@ -23,6 +23,7 @@
 #include "daemon/engine/part_layout.h"
 #include "daemon/engine/path_claims.h"
 #include "daemon/engine/save_id.h"
+#include "daemon/engine/save_lifecycle.h"
 #include "daemon/memory/segment_pool.h"
 #include "storage/base/clock.h"
 
@@ -54,18 +55,6 @@ struct Part {
   // Extends that wait for their segments; answered when `segments` covers `end`.
   std::vector<std::pair<v1::ExtendRequest, Reply<v1::ExtendResponse>>> extend_replies;
   int open_writes = 0;  // WriteFile streams.
-};
-
-enum class SavePhase {
-  kTarget,     // The file system is asked whether the tag is free and how much room there is.
-  kGathering,  // Waits for the sizes of all ranks.
-  kQueued,     // Waits in the admission queue for memory and disk.
-  kAccepted,   // Of a shared run: this node has promised its memory, and waits for the other nodes.
-  kAdmitted,   // Has memory and disk; ranks fill and seal their parts, and the parts are written.
-  kPublishing,
-  kGivingUp,  // Of a shared run: the other nodes were told that it fails. They decide how it ends.
-  kFailing,   // Will end; waits until no I/O refers to it and its directory is out of the way.
-  kEnded,
 };
 
 // What a save waits for before it is admitted.
@@ -117,8 +106,7 @@ struct Save {
   bool target_asked = false;                    // RootIo::CheckTarget was called.
   std::string suspect;                          // Not empty: why a rank calls the state suspect.
 
-  SavePhase phase = SavePhase::kTarget;
-  v1::Level level = v1::OPEN;
+  SaveLifecycle life;
   std::map<int, Part> parts;      // By rank; holds ranks that have begun or have memory.
   PathClaims claims;              // Of the files of all ranks.
   int64_t counted_files = 0;      // Files of this save that count for limits.files_per_uid.
@@ -145,7 +133,6 @@ struct Save {
   std::unique_ptr<v1::Checkpoint> summary;
 
   absl::Status error;  // Why the save fails.
-  v1::Level end_level = v1::FAILED;
   std::vector<Waiter> waiters;
   std::optional<SharedSaveState> shared;  // Unset: the save is of this node alone.
 
@@ -155,8 +142,10 @@ struct Save {
   bool IsHere(int rank) const {
     return !shared || std::binary_search(shared->ranks.begin(), shared->ranks.end(), rank);
   }
-  bool sealed() const { return level >= v1::SEALED && level <= v1::COMMITTED; }
-  bool ended() const { return phase == SavePhase::kEnded; }
+  SavePhase phase() const { return life.phase(); }
+  v1::Level level() const { return life.level(); }
+  bool sealed() const { return level() >= v1::SEALED && level() <= v1::COMMITTED; }
+  bool ended() const { return phase() == SavePhase::kEnded; }
   void WaitFor(WaitsFor what, std::string words) {
     waits_for = what;
     waits_for_words = std::move(words);

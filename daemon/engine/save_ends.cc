@@ -34,7 +34,7 @@ storage::v1::Outcome OutcomeOf(const Save& save, const v1::Checkpoint& checkpoin
   outcome.set_ordinal(save.key.ordinal);
   outcome.set_attempt(save.key.attempt);
   outcome.set_sequence(std::max<int64_t>(save.sequence, 0));  // Negative: it has none.
-  outcome.set_level(save.level);
+  outcome.set_level(save.level());
   outcome.set_reason(checkpoint.error().reason());
   outcome.set_message(checkpoint.error().message());
   outcome.set_code(checkpoint.error().code());
@@ -58,7 +58,7 @@ SaveSummary SummaryOf(const Save& save, v1::Checkpoint checkpoint, Instant now) 
   summary.staged_seconds = since_begin(save.sealed_at);
   summary.written_seconds = since_begin(save.written_at);
   summary.slowest_rank = save.slowest_rank;
-  if (save.level == v1::COMMITTED) {
+  if (save.level() == v1::COMMITTED) {
     summary.committed_seconds = since_begin(now);
     summary.publish_seconds = std::chrono::duration<double>(now - save.written_at).count();
   }
@@ -70,13 +70,12 @@ SaveSummary SummaryOf(const Save& save, v1::Checkpoint checkpoint, Instant now) 
 // ---- failing
 
 void SaveTracker::Fail(Save* save, absl::Status error, v1::Level end_level) {
-  if (save->phase == SavePhase::kFailing || save->phase == SavePhase::kEnded) return;
+  if (save->phase() >= SavePhase::kFailing) return;
   if (save->shared && !save->shared->ended) {
-    if (std::exchange(save->phase, SavePhase::kGivingUp) != SavePhase::kGivingUp) hooks_.give_up(save, error);
+    if (save->life.GiveUp()) hooks_.give_up(save, error);
     return;
   }
-  save->phase = SavePhase::kFailing;
-  save->end_level = end_level;
+  save->life.Fail(end_level);
   save->error = std::move(error);
   streams_->RevokeAll(save);
   hooks_.failing(save);
@@ -84,7 +83,7 @@ void SaveTracker::Fail(Save* save, absl::Status error, v1::Level end_level) {
   const bool recoverable = !save->shared && MayBePublishedByRecovery(*save);
   FailReplies(save);
   if (!recoverable) {
-    save->level = end_level;
+    save->life.Reported();
     Report(save);
   }
   ContinueFailing(save);
@@ -93,7 +92,7 @@ void SaveTracker::Fail(Save* save, absl::Status error, v1::Level end_level) {
 void SaveTracker::FailReplies(Save* save) {
   for (auto& [rank, part] : save->parts) {
     for (auto& reply : std::exchange(part.begin_replies, {})) {
-      if (save->end_level == v1::SKIPPED) {
+      if (save->life.end_level() == v1::SKIPPED) {
         v1::BeginResponse response;
         response.set_sequence(save->sequence);
         response.set_level(v1::SKIPPED);
@@ -110,7 +109,7 @@ void SaveTracker::FailReplies(Save* save) {
 
 // The directory of a failing save is moved away when nothing writes there, and the save ends after that.
 void SaveTracker::ContinueFailing(Save* save) {
-  if (save->phase != SavePhase::kFailing) return;
+  if (save->phase() != SavePhase::kFailing) return;
   for (const auto& [rank, part] : save->parts) {
     if (part.writing) return;
   }
@@ -118,7 +117,7 @@ void SaveTracker::ContinueFailing(Save* save) {
   if (save->IsPromised()) return;  // Continues when it is released.
   TakeBackMemory(save);
   if (save->inflight_asked && !save->inflight_made) return;  // Continues when the answer is there.
-  if (!save->inflight_made) return End(save, save->end_level);
+  if (!save->inflight_made) return End(save, save->life.end_level());
   Discard(save);
 }
 
@@ -159,14 +158,13 @@ void SaveTracker::OnDiscarded(Save* save, const absl::Status& discarded) {
     }
   }
   trash_->Empty(run);  // Before the end, which lets the next save look for room: this makes some.
-  End(save, save->end_level);
+  End(save, save->life.end_level());
 }
 
 // ---- ended
 
 void SaveTracker::End(Save* save, v1::Level level) {
-  save->level = level;
-  save->phase = SavePhase::kEnded;
+  save->life.End(level);
   save->disk_reserved = 0;
   hooks_.releasing_memory(save);
   if (save->reservation != 0) pool_->Release(std::exchange(save->reservation, 0));
@@ -185,7 +183,7 @@ void SaveTracker::Report(Save* save) {
   save->remembered = true;
   v1::Checkpoint checkpoint = hooks_.describe(*save, v1::BASIC);
   past_->ForgetLost(save->run, save->key.attempt, save->key.tag);
-  if (save->level != v1::COMMITTED) past_->AddFailure(save->run, checkpoint);
+  if (save->level() != v1::COMMITTED) past_->AddFailure(save->run, checkpoint);
   const storage::v1::Outcome outcome = OutcomeOf(*save, checkpoint, clock_->UnixMicros());
   hooks_.record(save->run, outcome);
   observer_->OnSaveEnded(SummaryOf(*save, std::move(checkpoint), clock_->Now()));
@@ -197,7 +195,7 @@ void SaveTracker::Report(Save* save) {
 void SaveTracker::AnswerLateBegins(Save* save) {
   for (auto& [rank, part] : save->parts) {
     for (auto& reply : std::exchange(part.begin_replies, {})) {
-      if (save->level == v1::COMMITTED) {
+      if (save->level() == v1::COMMITTED) {
         reply(MakeError(absl::StatusCode::kAlreadyExists, reason::kSaveConflict,
                         absl::StrCat("this save of ", save->key.tag, " is committed already"),
                         {{"tag", save->key.tag}}));

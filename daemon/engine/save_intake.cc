@@ -260,7 +260,7 @@ void SaveIntake::BeginNew(const std::string& run_name, const Timeouts& timeouts,
   if (JoinExisting(run, *member, begin)) return;
   Save* save = NewSave(run, *member, timeouts, sequence, begin.request);
   BeginPart(save, *member, begin.request, std::move(begin.reply));
-  if (save->phase == SavePhase::kTarget) AskTarget(save);
+  if (save->phase() == SavePhase::kTarget) AskTarget(save);
 }
 
 absl::StatusOr<SaveIntake::Timeouts> SaveIntake::CheckTimeouts(const v1::BeginRequest& request) const {
@@ -318,8 +318,8 @@ void SaveIntake::LogStepBack(const Save& save) {
 
 void SaveIntake::BeginPart(Save* save, const Member& member, const v1::BeginRequest& request,
                            Reply<v1::BeginResponse> reply) {
-  if (save->phase == SavePhase::kFailing && save->remembered) {
-    if (save->end_level == v1::SKIPPED) return reply(SkippedResponse(*save));
+  if (save->phase() == SavePhase::kFailing && save->remembered) {
+    if (save->life.end_level() == v1::SKIPPED) return reply(SkippedResponse(*save));
     return reply(save->error);
   }
   if (absl::Status differs = CheckAgrees(*save, member, request); !differs.ok()) return reply(differs);
@@ -339,8 +339,8 @@ void SaveIntake::BeginPart(Save* save, const Member& member, const v1::BeginRequ
   if (std::optional<RetentionPolicy> policy = PolicyOf(request)) save->retention = std::move(policy);
   if (absl::Status placed = placer_->Place(save, part, part.asked); !placed.ok())
     return hooks_.fail(save, placed);
-  if (save->phase == SavePhase::kGathering) return queue_->Gather(save);
-  if (save->phase == SavePhase::kAdmitted) grants_->OnBegun(save, part);
+  if (save->phase() == SavePhase::kGathering) return queue_->Gather(save);
+  if (save->phase() == SavePhase::kAdmitted) grants_->OnBegun(save, part);
 }
 
 // A retry, perhaps from a new session after the daemon was restarted.
@@ -428,7 +428,7 @@ void SaveIntake::AskTarget(Save* save) {
   for (const auto& [name, content] : save->pointers) pointers.push_back(name);
   save->run->io->CheckTarget(save->key.tag, std::move(pointers), [this, id = save->id](absl::Status target) {
     Save* asked = saves_->Find(id);
-    if (asked == nullptr || asked->phase != SavePhase::kTarget) return;
+    if (asked == nullptr || asked->phase() != SavePhase::kTarget) return;
     if (!target.ok()) return hooks_.fail(asked, target);
     MeasureDisk(asked);
   });
@@ -437,10 +437,10 @@ void SaveIntake::AskTarget(Save* save) {
 void SaveIntake::MeasureDisk(Save* save) {
   disk_->Measure(save->run, [this, id = save->id](absl::StatusOr<DiskRoom::Measurement> measured) {
     Save* waiting = saves_->Find(id);
-    if (waiting == nullptr || waiting->phase != SavePhase::kTarget) return;
+    if (waiting == nullptr || waiting->phase() != SavePhase::kTarget) return;
     if (!measured.ok()) return hooks_.fail(waiting, measured.status());
     disk_->Remember(waiting->run, *measured);
-    waiting->phase = SavePhase::kGathering;
+    waiting->life.Measured();
     queue_->Gather(waiting);
   });
 }

@@ -95,7 +95,7 @@ class SaveIntakeTest : public ClassTest {
   void Fail(Save* save, const absl::Status& error) {
     failed_ = error;
     save->error = error;
-    save->phase = SavePhase::kFailing;
+    save->life.Fail(v1::FAILED);
   }
   Save* OnlySave() { return saves_.all().size() == 1 ? saves_.all().begin()->second : nullptr; }
 
@@ -138,7 +138,7 @@ TEST_F(SaveIntakeTest, RanksThatBeginTogetherShareOneSave) {
 TEST_F(SaveIntakeTest, WaitsForTheSizesOfAllRanks) {
   Begin(Request(0, "t"));
   EXPECT_THAT(admitted_, IsEmpty());
-  EXPECT_EQ(OnlySave()->phase, SavePhase::kGathering);
+  EXPECT_EQ(OnlySave()->phase(), SavePhase::kGathering);
   Begin(Request(1, "t"));
   EXPECT_THAT(admitted_, SizeIs(1));
 }
@@ -258,7 +258,7 @@ TEST_F(SaveIntakeTest, AForeignDirectoryUnderTheTagFailsTheSave) {
 TEST_F(SaveIntakeTest, AResaveOfItsOwnTagAsksOnlyForTheDisk) {
   Begin(Request(0, "s7"));
   EXPECT_EQ(ios_.at(run_)->calls["CheckTarget"], 0);
-  EXPECT_EQ(OnlySave()->phase, SavePhase::kGathering);
+  EXPECT_EQ(OnlySave()->phase(), SavePhase::kGathering);
 }
 
 TEST_F(SaveIntakeTest, ADiskThatCannotBeMeasuredFailsTheSave) {

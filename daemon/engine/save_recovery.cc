@@ -70,8 +70,7 @@ std::unique_ptr<Save> SaveOf(const storage::v1::SealedSave& record, Run* run, In
   save->metrics = {checkpoint.metrics().begin(), checkpoint.metrics().end()};
   save->pointers = {checkpoint.pointers().begin(), checkpoint.pointers().end()};
   save->suspect = checkpoint.suspect();
-  save->phase = SavePhase::kAdmitted;
-  save->level = v1::SEALED;
+  save->life = SaveLifecycle(SavePhase::kAdmitted, v1::SEALED);
   save->begun_at = save->sealed_at = now;
   save->begun_unix_us = checkpoint.create_time_us();
   save->admission_deadline = save->commit_deadline = Instant::max();  // No rank is waited for.

@@ -59,8 +59,8 @@ TEST_F(SaveRecoveryTest, RecoversTheSavesOfARootInOrderWhenItOpens) {
   EXPECT_EQ(recovery_.HighestSequence(*run), 5);
   recovery_.OnRootOpened(run);
   EXPECT_THAT(Recovered(), ElementsAre(3, 5));
-  EXPECT_EQ(recovered_[0]->level, v1::SEALED);
-  EXPECT_EQ(recovered_[0]->phase, SavePhase::kAdmitted);
+  EXPECT_EQ(recovered_[0]->level(), v1::SEALED);
+  EXPECT_EQ(recovered_[0]->phase(), SavePhase::kAdmitted);
   EXPECT_TRUE(recovered_[0]->kept.has_value());
   EXPECT_EQ(recovery_.HighestSequence(*run), 0);
 }

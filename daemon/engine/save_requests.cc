@@ -104,8 +104,8 @@ std::optional<absl::StatusOr<v1::BeginResponse>> Engine::Impl::AnswerIfEnded(Run
       MakeError(absl::StatusCode::kAlreadyExists, reason::kSaveConflict,
                 absl::StrCat("this save of ", key.tag, " is committed already"), {{"tag", key.tag}});
   if (const Save* ended = ended_.Find(run, key)) {
-    if (ended->level == v1::SKIPPED) return SkippedResponse(*ended);
-    return ended->level == v1::COMMITTED ? committed : ended->error;
+    if (ended->level() == v1::SKIPPED) return SkippedResponse(*ended);
+    return ended->level() == v1::COMMITTED ? committed : ended->error;
   }
   const std::optional<v1::Checkpoint> past = ended_.Past(*run, key);
   if (!past) return std::nullopt;
@@ -126,7 +126,7 @@ void Engine::Impl::Extend(const Caller& caller, const v1::ExtendRequest& request
   if (!found.ok()) return reply(found.status());
   Save* save = *found;
   Part& part = save->PartOf(member->rank);
-  if (save->phase != SavePhase::kAdmitted || !part.begun || part.session != caller.session) {
+  if (save->phase() != SavePhase::kAdmitted || !part.begun || part.session != caller.session) {
     return reply(save->error.ok() || !save->remembered
                      ? MakeError(absl::StatusCode::kFailedPrecondition, reason::kUnknownSave,
                                  absl::StrCat("rank ", member->rank, " has no room in the save of ",
@@ -151,7 +151,7 @@ void Engine::Impl::Extend(const Caller& caller, const v1::ExtendRequest& request
 
 absl::Status Engine::Impl::PlaceUnasked(Save* save, const Member& member, const v1::SealRequest& request) {
   Part& part = save->PartOf(member.rank);
-  const bool may_place = save->phase == SavePhase::kAdmitted && part.granted && !part.sealed;
+  const bool may_place = save->phase() == SavePhase::kAdmitted && part.granted && !part.sealed;
   if (!may_place || part.session != member.session) return absl::OkStatus();  // The tracker says why not.
   CKPTD_RETURN_IF_ERROR(CheckFiles(request.files()));
   return grants_.PlaceUnasked(save, part, request);

@@ -25,14 +25,14 @@ constexpr std::chrono::seconds kWarnOfRanksAfter(10);
 bool IsReached(v1::Level level, v1::Level wanted) { return level >= v1::FAILED || level >= wanted; }
 
 bool AwaitsRoom(const Save& save) {
-  return save.phase == SavePhase::kTarget || save.phase == SavePhase::kGathering ||
-         save.phase == SavePhase::kQueued;
+  return save.phase() == SavePhase::kTarget || save.phase() == SavePhase::kGathering ||
+         save.phase() == SavePhase::kQueued;
 }
 
 // Whether the file system has not said for too long whether the tag is free, or how much room there is.
 bool AwaitsFileSystem(const Save& save, Instant now) {
-  if (save.phase == SavePhase::kTarget) return now >= save.begun_at + kLongestSilenceForSkip;
-  if (save.phase != SavePhase::kQueued || save.waits_for != WaitsFor::kDisk) return false;
+  if (save.phase() == SavePhase::kTarget) return now >= save.begun_at + kLongestSilenceForSkip;
+  if (save.phase() != SavePhase::kQueued || save.waits_for != WaitsFor::kDisk) return false;
   const std::optional<Instant> since = save.run->io->pending_since();
   return since && now >= *since + kLongestSilenceForSkip;
 }
@@ -63,7 +63,7 @@ SaveTracker::SaveTracker(Clock* clock, SegmentPool* pool, EngineObserver* observ
 
 absl::Status SaveTracker::CheckSeal(const Save& save, const Part& part,
                                     const v1::SealRequest& request) const {
-  if (save.phase == SavePhase::kFailing) return save.error;
+  if (save.phase() == SavePhase::kFailing) return save.error;
   if (!part.begun || !part.granted || part.open_writes > 0) {
     return MakeError(absl::StatusCode::kFailedPrecondition, reason::kUnknownSave,
                      part.open_writes > 0
@@ -109,7 +109,7 @@ void SaveTracker::Seal(Save* save, const Member& member, const v1::SealRequest& 
   }
   v1::SealResponse response;
   response.set_sequence(save->sequence);
-  response.set_level(std::max(save->level, v1::STAGED));
+  response.set_level(std::max(save->level(), v1::STAGED));
   reply(std::move(response));
   if (is_retry) return;
   hooks_.changed(*save);
@@ -128,11 +128,11 @@ void SaveTracker::SealPart(Save* save, Part& part, const v1::SealRequest& reques
   }
   if (!save->UnsealedRanks().empty()) return;
   if (!save->shared) return SetSealed(save);
-  if (save->phase == SavePhase::kAdmitted) hooks_.sealed_here(save);
+  if (save->phase() == SavePhase::kAdmitted) hooks_.sealed_here(save);
 }
 
 void SaveTracker::SetSealed(Save* save) {
-  save->level = v1::SEALED;
+  save->life.Sealed();
   save->sealed_at = clock_->Now();
   hooks_.all_sealed(save);
 }
@@ -144,7 +144,7 @@ void SaveTracker::OnSealedEverywhere(Save* save) {
 }
 
 absl::Status SaveTracker::Abort(Save* save, const std::vector<int>& ranks, const std::string& message) {
-  if (save->phase == SavePhase::kPublishing) {
+  if (save->phase() == SavePhase::kPublishing) {
     return MakeError(
         absl::StatusCode::kFailedPrecondition, reason::kSealed,
         absl::StrCat("the save of ", save->key.tag, " is being published and can not be aborted"),
@@ -169,7 +169,7 @@ void SaveTracker::AnswerWaiters(Save* save) {
   const Instant now = clock_->Now();
   std::vector<Waiter> still;
   for (Waiter& waiter : std::exchange(save->waiters, {})) {
-    v1::Level level = save->level;
+    v1::Level level = save->level();
     const Part* part = save->FindPart(waiter.rank);
     if (level == v1::OPEN && part != nullptr && part->sealed) level = v1::STAGED;
     if (!IsReached(level, waiter.level) && now < waiter.deadline) {
@@ -195,7 +195,7 @@ void SaveTracker::OnTick(Instant now) {
     // A node of a shared run says what it has waited for. One that has accepted the save waits for the
     // others, and the nodes end it together.
     const bool awaits_room = AwaitsRoom(*save);
-    const bool open = save->phase == SavePhase::kAdmitted && !save->sealed();
+    const bool open = save->phase() == SavePhase::kAdmitted && !save->sealed();
     // A commit_timeout that is shorter than the timeout of the admission bounds that, too.
     if (awaits_room && now >= std::min(save->admission_deadline, save->commit_deadline)) late.push_back(save);
     if (open && now >= save->commit_deadline && !save->UnsealedRanks().empty()) late.push_back(save);
@@ -261,7 +261,7 @@ std::string SaveTracker::SavesInstead(const Save& save) const {
 
 void SaveTracker::WarnOfDifferentTags(Save* save, Instant now) {
   if (save->warned_of_ranks || now < save->begun_at + kWarnOfRanksAfter) return;
-  if (save->phase != SavePhase::kGathering && save->phase != SavePhase::kAdmitted) return;
+  if (save->phase() != SavePhase::kGathering && save->phase() != SavePhase::kAdmitted) return;
   const std::string instead = SavesInstead(*save);
   if (instead.empty()) return;
   save->warned_of_ranks = true;
@@ -271,8 +271,8 @@ void SaveTracker::WarnOfDifferentTags(Save* save, Instant now) {
 
 // OK if the save has ended since.
 absl::Status SaveTracker::DeadlineError(const Save& save) const {
-  if (save.phase == SavePhase::kQueued || save.phase == SavePhase::kTarget) {
-    std::string what = save.phase == SavePhase::kTarget
+  if (save.phase() == SavePhase::kQueued || save.phase() == SavePhase::kTarget) {
+    std::string what = save.phase() == SavePhase::kTarget
                            ? absl::StrCat("an answer of the file system of ", save.run->path)
                            : save.waits_for_words;
     const std::string holders = HoldersOfMemory(save);
@@ -282,7 +282,7 @@ absl::Status SaveTracker::DeadlineError(const Save& save) const {
                      absl::StrCat("no room for the save of ", save.key.tag, " in time; it waited for ", what),
                      {{"tag", save.key.tag}});
   }
-  if (save.phase == SavePhase::kGathering) {
+  if (save.phase() == SavePhase::kGathering) {
     return RanksMissing(save, sizes_->UnknownRanks(save),
                         absl::StrCat(" have not begun the save of ", save.key.tag,
                                      " in time; every rank of the launch begins every save, one that has "
@@ -292,7 +292,7 @@ absl::Status SaveTracker::DeadlineError(const Save& save) const {
                                                  : "",
                                      SavesInstead(save)));
   }
-  if (save.phase == SavePhase::kAdmitted) {
+  if (save.phase() == SavePhase::kAdmitted) {
     return RanksMissing(save, save.UnsealedRanks(),
                         absl::StrCat(" have not sealed their part of ", save.key.tag,
                                      " in time (commit_timeout)", SavesInstead(save)));

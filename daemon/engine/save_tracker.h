@@ -1,9 +1,8 @@
 // SaveTracker takes a save from its first Seal to its end: seals, waits, aborts, deadlines, failures.
 //
 // How a save ends:
-//   Fail      decides that the save will not become a checkpoint, and takes its memory and its directory
-//   back. End       the last step of every save, committed ones included; calls the hooks in the order of
-//   Hooks.
+//   Fail      decides that the save will not become a checkpoint, and takes its memory and its directory back.
+//   End       the last step of every save, committed ones included; calls the hooks in the order of Hooks.
 // A failed save that recovery could still publish (all its parts are written) is reported only when its
 // directory is durably out of the way. Any other one is reported at once.
 #ifndef CKPTD_DAEMON_ENGINE_SAVE_TRACKER_H_

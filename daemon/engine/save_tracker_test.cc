@@ -48,7 +48,7 @@ class SaveTrackerTest : public ClassTest {
   static v1::Checkpoint Describe(const Save& save) {
     v1::Checkpoint checkpoint;
     checkpoint.set_tag(save.key.tag);
-    checkpoint.set_level(save.level);
+    checkpoint.set_level(save.level());
     checkpoint.mutable_error()->set_reason(ReasonOf(save.error));
     return checkpoint;
   }

@@ -39,8 +39,8 @@ absl::Status NobodyLeft(const SaveId& id) {
 
 // Whether an earlier daemon of this node had its part, which has gone with it.
 bool HasNoPart(const Save& save) {
-  if (save.phase == SavePhase::kAdmitted || save.phase == SavePhase::kPublishing ||
-      save.phase == SavePhase::kGivingUp)
+  if (save.phase() == SavePhase::kAdmitted || save.phase() == SavePhase::kPublishing ||
+      save.phase() == SavePhase::kGivingUp)
     return false;
   const std::vector<int>& ranks = save.shared->ranks;
   return std::any_of(ranks.begin(), ranks.end(), [&save](int rank) { return save.Contributes(rank); });
@@ -112,7 +112,7 @@ void SharedSaveDriver::OnGivingUp(Save* save, const absl::Status& why) {
 }
 
 void SharedSaveDriver::OnPartWritten(Save* save) {
-  if (save->phase != SavePhase::kAdmitted || save->shared->finishing) return;
+  if (save->phase() != SavePhase::kAdmitted || save->shared->finishing) return;
   std::vector<storage::v1::PartRecord> records;
   for (int rank : save->shared->ranks) {
     const Part* part = save->FindPart(rank);
@@ -129,15 +129,15 @@ void SharedSaveDriver::OnFinished(int64_t save_id, const absl::StatusOr<std::str
   Save* save = saves_->Find(save_id);
   if (save == nullptr) return;
   save->shared->finishing = false;
-  if (save->phase == SavePhase::kFailing) return hooks_.continue_failing(save);
+  if (save->phase() == SavePhase::kFailing) return hooks_.continue_failing(save);
   if (!digest.ok())
     return hooks_.fail(
         save,
         Annotate(digest.status(), absl::StrCat("writing this node's record of its part of ", save->key.tag,
                                                " in the root ", save->run->path)),
         v1::FAILED);
-  if (save->phase != SavePhase::kAdmitted) return;  // It is given up.
-  save->phase = SavePhase::kPublishing;
+  if (save->phase() != SavePhase::kAdmitted) return;  // It is given up.
+  save->life.Written();
   save->run->shared->Durable(save->key, *digest);
 }
 
@@ -150,7 +150,7 @@ void SharedSaveDriver::OnChanged(Run* run, const SaveId& id, const Decision& dec
     if (decision.sequence == 0) return;  // It has not begun here yet.
     save = BeginHere(run, id, decision);
   }
-  if (save == nullptr || save->phase == SavePhase::kFailing) return;
+  if (save == nullptr || save->phase() == SavePhase::kFailing) return;
   saves_->Renumber(save, decision.sequence);
   switch (decision.phase) {
     case Decision::kAdmitted:
@@ -182,12 +182,12 @@ Save* SharedSaveDriver::BeginHere(Run* run, const SaveId& id, const Decision& de
 }
 
 void SharedSaveDriver::OnAdmitted(Save* save, const Decision& decision) {
-  if (save->phase == SavePhase::kAdmitted || save->phase == SavePhase::kPublishing ||
-      save->phase == SavePhase::kGivingUp)
+  if (save->phase() == SavePhase::kAdmitted || save->phase() == SavePhase::kPublishing ||
+      save->phase() == SavePhase::kGivingUp)
     return;
-  if (save->phase != SavePhase::kAccepted) return hooks_.fail(save, MemoryGone(save->key), v1::FAILED);
+  if (save->phase() != SavePhase::kAccepted) return hooks_.fail(save, MemoryGone(save->key), v1::FAILED);
   save->shared->inflight = decision.inflight;
-  save->phase = SavePhase::kAdmitted;
+  save->life.Admitted();
   save->admitted_at = clock_->Now();
   save->WaitFor(WaitsFor::kNothing, "");
   hooks_.admitted(save);
@@ -200,7 +200,7 @@ void SharedSaveDriver::OnSealedEverywhere(Save* save) {
 // Also of a save that this node has given up: the others had decided before they heard of it.
 void SharedSaveDriver::OnCommitted(Save* save) {
   OnSealedEverywhere(save);
-  save->phase = SavePhase::kPublishing;
+  save->life.Committed();
   if (std::exchange(save->shared->loading, true)) return;
   save->run->shared->LoadCheckpoint(save->key.tag, save->sequence,
                                     [this, id = save->id](absl::StatusOr<SharedFilesIo::Loaded> loaded) {
@@ -229,7 +229,7 @@ void SharedSaveDriver::OnReleased(Run* run, const SaveId& id) {
   Save* save = FindByKey(*run, id);
   if (save == nullptr) return;
   save->shared->released = true;
-  if (save->phase == SavePhase::kFailing) hooks_.continue_failing(save);
+  if (save->phase() == SavePhase::kFailing) hooks_.continue_failing(save);
 }
 
 }  // namespace ckptd

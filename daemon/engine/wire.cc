@@ -55,7 +55,7 @@ void SetParts(const Save& save, v1::View view, v1::Checkpoint* checkpoint) {
   FileCounter counter(view, checkpoint);
   for (const auto& [rank, part] : save.parts) {
     counter.Add(part);
-    if (part.sealed && save.level < v1::COMMITTED) checkpoint->add_staged_ranks(rank);
+    if (part.sealed && save.level() < v1::COMMITTED) checkpoint->add_staged_ranks(rank);
   }
   for (int rank = 0; rank < save.world_size; ++rank) {
     const Part* part = save.FindPart(rank);
@@ -64,8 +64,8 @@ void SetParts(const Save& save, v1::View view, v1::Checkpoint* checkpoint) {
   const int64_t written = save.written->load(std::memory_order_relaxed);
   checkpoint->set_size_bytes(counter.bytes());
   checkpoint->set_file_count(counter.files());
-  checkpoint->set_written_bytes(save.level == v1::COMMITTED ? counter.bytes()
-                                                            : std::min(counter.bytes(), written));
+  checkpoint->set_written_bytes(save.level() == v1::COMMITTED ? counter.bytes()
+                                                              : std::min(counter.bytes(), written));
 }
 
 }  // namespace
@@ -142,14 +142,14 @@ v1::Checkpoint ToWire(const Save& save, v1::View view) {
   checkpoint.set_sequence(save.sequence);
   checkpoint.set_attempt(save.key.attempt);
   checkpoint.set_ordinal(save.key.ordinal);
-  checkpoint.set_level(save.level);
+  checkpoint.set_level(save.level());
   checkpoint.set_world_size(save.world_size);
   checkpoint.set_directory(CheckpointDirectory(*save.run, save.key.tag));
   SetParts(save, view, &checkpoint);
   for (const auto& [name, value] : save.metrics) (*checkpoint.mutable_metrics())[name] = value;
   checkpoint.set_suspect(save.suspect);
   SetTime(save.begun_unix_us, checkpoint.mutable_create_time());
-  if (!save.error.ok() && save.level >= v1::FAILED) *checkpoint.mutable_error() = ErrorToWire(save.error);
+  if (!save.error.ok() && save.level() >= v1::FAILED) *checkpoint.mutable_error() = ErrorToWire(save.error);
   return checkpoint;
 }
 

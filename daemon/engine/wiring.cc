@@ -161,7 +161,7 @@ Engine::Impl::Impl(EngineOptions options, Clock* clock, SegmentPool* pool, Engin
            .releasing_memory =
                [this](Save* save) {
                  recovery_.Drop(save);
-                 const bool committed = save->level == v1::COMMITTED;
+                 const bool committed = save->level() == v1::COMMITTED;
                  if (save->reservation != 0 && committed && residents_.Keep(*save)) save->reservation = 0;
                },
            .memory_released =

@@ -10,7 +10,7 @@
 namespace ckptd {
 
 absl::StatusOr<WriteTarget> WriteStreams::Open(Save* save, int rank, const std::string& path, Revoke revoke) {
-  if (save->phase == SavePhase::kFailing) return save->error;
+  if (save->phase() == SavePhase::kFailing) return save->error;
   Part& part = save->PartOf(rank);
   const auto placed = part.placed.find(path);
   if (!part.granted || placed == part.placed.end()) {

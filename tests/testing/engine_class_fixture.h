@@ -73,7 +73,7 @@ class ClassTest : public ::testing::Test, protected EngineObserver {
     save->sequence = ++last_sequence_;
     save->key = {1, "t" + std::to_string(last_sequence_), 1};
     save->world_size = world_size;
-    save->phase = phase;
+    save->life = SaveLifecycle(phase, v1::OPEN);
     save->begun_at = clock_.Now();
     for (int rank = 0; rank < world_size; ++rank) {
       Part& part = save->PartOf(rank);
