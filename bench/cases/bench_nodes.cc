@@ -242,7 +242,7 @@ class Bench {
   // Its files are none: what they cost is measured elsewhere.
   void Seal(Node& node, const Decision& decision) {
     const InflightId64 part = ++parts_;
-    node.run->OpenPart(part, saving_.tag, decision.sequence, decision.inflight,
+    node.run->OpenPart(part, saving_.tag, decision.sequence, decision.inflight, /*manifest_bytes=*/0,
                        [this, &node, part, decision](const absl::Status& opened) {
                          if (!opened.ok()) Die(opened.ToString());
                          node.run->Sealed(saving_);

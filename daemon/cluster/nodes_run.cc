@@ -293,7 +293,7 @@ void NodesRun::OnTick() {
 // ---- files
 
 void NodesRun::OpenPart(InflightId64 id, const std::string& tag, int64_t sequence,
-                        const std::string& inflight, Callback<absl::Status> done) {
+                        const std::string& inflight, int64_t /*manifest_bytes*/, Callback<absl::Status> done) {
   files_->OpenPart(id, tag, sequence, inflight, std::move(done));
 }
 

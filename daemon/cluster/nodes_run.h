@@ -104,7 +104,7 @@ class NodesRun : public SharedRun, public NodesReading {
   void Durable(const SaveId& save, const std::string& digest) override;
   std::string WaitsFor(const SaveId& save) const override;
   void OpenPart(InflightId64 id, const std::string& tag, int64_t sequence, const std::string& inflight,
-                Callback<absl::Status> done) override;
+                int64_t manifest_bytes, Callback<absl::Status> done) override;
   void FinishPart(InflightId64 id, std::vector<storage::v1::PartRecord> parts,
                   Callback<absl::StatusOr<std::string>> done) override;
   void LoadCheckpoint(const std::string& tag, int64_t sequence,

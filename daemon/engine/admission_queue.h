@@ -40,10 +40,9 @@ namespace ckptd {
 class AdmissionQueue {
  public:
   struct Hooks {
-    // Ends the save, which is FAILED, SKIPPED or SUPERSEDED. May call TryAdmitAll.
-    std::function<void(Save*, absl::Status, v1::Level)> fail;
-    std::function<void(Save*)> admitted;
-    // In the place of `admitted` for a save of a shared run: it has its room on this node.
+    // Ends the save, which is FAILED, SKIPPED or SUPERSEDED by the reason. May call TryAdmitAll.
+    std::function<void(Save*, absl::Status)> fail;
+    // The save has its room on this node.
     std::function<void(Save*)> accepted;
     // The session that has joined as this rank; 0: none.
     std::function<SessionId(const Run&, int64_t attempt, int rank)> session_of_rank;

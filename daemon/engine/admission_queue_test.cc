@@ -20,9 +20,13 @@ class AdmissionQueueTest : public ClassTest {
     queue_of_saves_ = std::make_unique<AdmissionQueue>(
         &clock_, pool_.get(), &saves_, &sizes_, shares_.get(), &disk_, std::chrono::seconds(10),
         AdmissionQueue::Hooks{
-            .fail = [this](Save* save, absl::Status error, v1::Level) { Fail(save, ReasonOf(error)); },
-            .admitted = [this](Save* save) { admitted_.push_back(save); },
-            .accepted = [](Save*) {},
+            .fail = [this](Save* save, const absl::Status& error) { Fail(save, ReasonOf(error)); },
+            .accepted =
+                [this](Save* save) {
+                  save->life.Admitted();
+                  save->admitted_at = clock_.Now();
+                  admitted_.push_back(save);
+                },
             .session_of_rank = [](const Run&, int64_t, int) { return SessionId(); }});
   }
 

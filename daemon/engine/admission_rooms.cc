@@ -20,7 +20,7 @@ bool AdmissionQueue::TryAdmit(Save* save, const MemoryUse& use) {
   }
   save->disk_reserved = 0;
   if (ReasonOf(memory) != reason::kPoolExhausted) {
-    hooks_.fail(save, memory, v1::FAILED);
+    hooks_.fail(save, memory);
     return false;
   }
   save->WaitFor(WaitsFor::kMemory, absl::StrCat("memory: ", std::string(memory.message())));
@@ -33,20 +33,13 @@ bool AdmissionQueue::TryAdmit(Save* save, const MemoryUse& use) {
 }
 
 void AdmissionQueue::Admit(Save* save) {
-  if (save->shared) {
-    save->life.Promised();
-    save->WaitFor(WaitsFor::kOtherNodes, "the other nodes to have room");
-    return hooks_.accepted(save);
-  }
-  save->life.Admitted();
-  save->admitted_at = clock_->Now();
-  save->WaitFor(WaitsFor::kNothing, "");
-  hooks_.admitted(save);
+  save->life.Promised();
+  save->WaitFor(WaitsFor::kOtherNodes, "the other nodes to have room");
+  hooks_.accepted(save);
 }
 
 void AdmissionQueue::Skip(Save* save, const std::string& why) {
-  hooks_.fail(save, MakeError(absl::StatusCode::kAborted, reason::kSkipped, why, {{"tag", save->key.tag}}),
-              v1::SKIPPED);
+  hooks_.fail(save, MakeError(absl::StatusCode::kAborted, reason::kSkipped, why, {{"tag", save->key.tag}}));
 }
 
 // Ends the oldest save of the run that is not sealed. Its memory comes back later, and wakes the queue.
@@ -58,8 +51,7 @@ void AdmissionQueue::SupersedeOlder(Save* save) {
     hooks_.fail(older.get(),
                 MakeError(absl::StatusCode::kAborted, reason::kSuperseded,
                           absl::StrCat("the younger save of ", save->key.tag, " took its place"),
-                          {{"tag", older->key.tag}}),
-                v1::SUPERSEDED);
+                          {{"tag", older->key.tag}}));
     return;
   }
 }
@@ -75,8 +67,7 @@ bool AdmissionQueue::ReserveDisk(Save* save) {
     hooks_.fail(save,
                 MakeError(absl::StatusCode::kResourceExhausted, reason::kNoSpace,
                           absl::StrCat(lack, "; free some space or keep fewer checkpoints (num_kept_ckpts)"),
-                          {{"tag", save->key.tag}}),
-                v1::FAILED);
+                          {{"tag", save->key.tag}}));
     return false;
   }
   save->WaitFor(WaitsFor::kDisk, lack);
@@ -179,8 +170,7 @@ void AdmissionQueue::EndBeyondShare(const std::vector<Save*>& over, const Memory
                                "user is ",
                                use.share * mib, " MiB; ranks ", ranks, " had not sealed their part of ",
                                save->key.tag, " in time"),
-                  {{"tag", save->key.tag}, {"ranks", ranks}}),
-        v1::FAILED);
+                  {{"tag", save->key.tag}, {"ranks", ranks}}));
   }
 }
 

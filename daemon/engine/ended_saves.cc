@@ -3,6 +3,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "storage/base/errors.h"
+#include "storage/base/reasons.h"
 
 namespace ckptd {
 namespace {
@@ -103,6 +105,11 @@ void EndedSaves::OnTick() {
 void EndedSaves::Forget(const Run* run) {
   std::erase_if(whole_, [run](const Save* save) { return save->run == run; });
   states_.Forget(run);
+}
+
+absl::Status CommittedAlready(const SaveId& id) {
+  return MakeError(absl::StatusCode::kAlreadyExists, reason::kSaveConflict,
+                   absl::StrCat("this save of ", id.tag, " is committed already"), {{"tag", id.tag}});
 }
 
 }  // namespace ckptd

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "ckptd/v1/types.pb.h"
 #include "daemon/engine/run.h"
 #include "daemon/engine/run_states.h"
@@ -56,6 +57,9 @@ class EndedSaves {
   RunStates<State> states_;
   std::vector<Save*> whole_;  // Those that have their parts still.
 };
+
+// ALREADY_EXISTS, reason SAVE_CONFLICT.
+absl::Status CommittedAlready(const SaveId& id);
 
 }  // namespace ckptd
 #endif  // CKPTD_DAEMON_ENGINE_ENDED_SAVES_H_

@@ -44,7 +44,7 @@ void Engine::Impl::Tick() {
     history_.OnTick(run, now);
     trash_.OnTick(run, now);
     UpdateDegraded(run, now);
-    if (run->open && run->shared != nullptr) run->shared->OnTick();
+    if (run->open) run->authority->OnTick();
     runs_.OnTick(run, now);
     scrubber_.OnTick(run, now);
   }
@@ -109,7 +109,7 @@ bool Engine::Impl::IsIdle(const Run& run) const {
       disk_.IsAsking(run))
     return false;
   if (scanner_.IsRetryScheduled(run) || !history_.IsIdle(run) || !retention_.IsIdle(run)) return false;
-  if (run.shared != nullptr && !run.shared->may_close()) return false;
+  if (!run.authority->may_close()) return false;
   // What only this daemon knows: syncs that failed, damage that may not be written down.
   if (adoptions_.HasUnsynced(run) || !DamagedAfter(run, 0, DescribeHook()).empty()) return false;
   if (!damage_.IsIdle(run)) return false;

@@ -46,7 +46,7 @@
 #include "daemon/engine/save_tracker.h"
 #include "daemon/engine/scrubber.h"
 #include "daemon/engine/session_table.h"
-#include "daemon/engine/shared_save_driver.h"
+#include "daemon/engine/save_driver.h"
 #include "daemon/engine/trash_collector.h"
 #include "daemon/engine/watch_hub.h"
 #include "daemon/engine/wire.h"
@@ -189,7 +189,7 @@ class Engine::Impl {
   WriteStreams streams_;
   Publisher publisher_;
   SaveTracker tracker_;
-  SharedSaveDriver shared_saves_;
+  SaveDriver driver_;
   SaveRecovery recovery_;
 
   // The classes that own what is read.

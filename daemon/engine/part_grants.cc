@@ -33,12 +33,8 @@ PartGrants::PartGrants(SegmentPool* pool, const SaveTable* saves, const Expected
 void PartGrants::OnAdmitted(Save* save) {
   for (auto& [rank, part] : save->parts) {
     if (!part.begun || save->phase() != SavePhase::kAdmitted) continue;
-    // Since the room of a shared save was reserved, ranks may have begun with other sizes than expected.
-    if (save->shared) {
-      OnBegun(save, part);
-    } else {
-      Draw(save, part);
-    }
+    // While other nodes had no room, ranks may have begun with other sizes than were expected and reserved.
+    OnBegun(save, part);
   }
 }
 

@@ -95,23 +95,20 @@ Publisher::Publisher(Clock* clock, EngineObserver* observer, const SaveTable* sa
 
 void Publisher::Start(Save* save) {
   save->inflight_asked = true;
-  if (save->shared) {
-    return save->run->shared->OpenPart(save->id, save->key.tag, save->sequence, save->shared->inflight,
-                                       [this, id = save->id](absl::Status made) { OnStarted(id, made); });
-  }
   const int64_t manifest_bytes = ManifestBytes(*save, sizes_->TotalBytes(*save), chunk_bytes_);
-  save->run->io->CreateInflight(save->id, save->key.tag, save->sequence, manifest_bytes,
-                                [this, id = save->id](absl::Status made) { OnStarted(id, made); });
+  save->run->authority->OpenPart(save->id, save->key.tag, save->sequence, save->node.inflight, manifest_bytes,
+                                 [this, id = save->id](absl::Status made) { OnStarted(id, made); });
 }
 
 void Publisher::OnStarted(int64_t save_id, const absl::Status& made) {
   Save* save = saves_->Find(save_id);
   if (save == nullptr) return;
-  // A part is discarded also where it could not be opened.
-  save->inflight_made = made.ok() || save->shared;
+  // A part of a shared run is discarded also where it could not be opened.
+  const bool is_shared = save->run->shared != nullptr;
+  save->inflight_made = made.ok() || is_shared;
   if (!save->inflight_made) save->inflight_asked = false;
   if (save->phase() == SavePhase::kFailing) return hooks_.continue_failing(save);
-  if (IsReadOnly(made) && !save->shared) return scanner_->AwaitScan(save->run);
+  if (IsReadOnly(made) && !is_shared) return scanner_->AwaitScan(save->run);
   if (!made.ok())
     return hooks_.fail(save, Annotate(made, absl::StrCat("opening the directory of the save of ",
                                                          save->key.tag, " in the root ", save->run->path)));
@@ -122,7 +119,7 @@ void Publisher::OnStarted(int64_t save_id, const absl::Status& made) {
 // and processor time from that copy, and a checkpoint needs all parts anyway.
 bool Publisher::HoldsWrites(Save* save) const {
   const bool none_is_sealed = save->slowest_rank < 0;
-  if (none_is_sealed || save->sealed() || (save->shared && save->UnsealedRanks().empty())) return false;
+  if (none_is_sealed || save->UnsealedRanks().empty()) return false;
   const Instant now = clock_->Now();
   if (!save->writes_held_until) save->writes_held_until = now + kLongestWriteHold;
   return now < *save->writes_held_until;
@@ -195,7 +192,7 @@ std::vector<RetentionPolicy> Publisher::NextPolicies(const Run& run, const Save*
 // what the record does not keep. So a policy that may keep more than the one in force is recorded before the
 // commit; one that keeps less, after it.
 void Publisher::TryPublish(Save* save) {
-  if (save->shared) return hooks_.shared_part_written(save);
+  if (save->run->shared != nullptr) return hooks_.shared_part_written(save);
   if (!IsReady(*save)) return;
   save->life.Written();
   const storage::v1::RunRecord& record = save->run->ledger->record();

@@ -15,6 +15,7 @@
 
 #include "ckptd/v1/messages.pb.h"
 #include "ckptd/v1/types.pb.h"
+#include "daemon/engine/authority.h"
 #include "daemon/engine/catalog.h"
 #include "daemon/engine/engine_types.h"
 #include "daemon/engine/members.h"
@@ -36,9 +37,10 @@ struct Run {
   uint64_t device = 0, inode = 0;
   uid_t uid = 0;  // The owner; before the run is open, the user who attached its root first.
   std::unique_ptr<RootIo> io;
-  std::unique_ptr<SharedRun> shared;  // Null: the run is of this node alone. Uses `io`, so it goes first.
-  bool open = false;                  // The root is open and recovered.
-  bool read_only = false;             // The root takes no changes before it has been scanned.
+  std::unique_ptr<Authority> authority;  // Uses `io`, so it goes first.
+  SharedRun* shared = nullptr;           // The authority; null: the run is of this node alone.
+  bool open = false;                     // The root is open and recovered.
+  bool read_only = false;                // The root takes no changes before it has been scanned.
   bool scanning = false;
   bool degraded = false;  // The file system has not answered for too long.
   ProbeResult probe;
@@ -49,6 +51,13 @@ struct Run {
   int64_t active_attempt = 0;          // The newest attempt that has acted, as the ledger says; 0: none has.
   std::map<int64_t, std::unique_ptr<Save>> saves;  // In flight, by sequence.
 
+  // Of the saves in flight; null: none has this name.
+  Save* FindSave(const SaveId& id) const {
+    for (const auto& [sequence, save] : saves) {
+      if (save->key == id) return save.get();
+    }
+    return nullptr;
+  }
   void SetLedger(std::unique_ptr<Ledger> own) {
     own_ledger = std::move(own);
     ledger = own_ledger.get();

@@ -4,6 +4,7 @@
 #include <chrono>
 
 #include "absl/strings/str_cat.h"
+#include "daemon/engine/local_authority.h"
 #include "daemon/engine/validate.h"
 #include "storage/base/errors.h"
 #include "storage/base/reasons.h"
@@ -135,7 +136,9 @@ void RunTable::Create(SessionId session, const std::string& name, RootAttachment
   absl::StatusOr<RootAccess> access = attachment.make_io();
   if (!access.ok()) return reply(Annotate(access.status(), absl::StrCat("opening the root ", run->path)));
   run->io = std::move(access->io);
-  run->shared = std::move(access->shared);
+  run->shared = access->shared.get();
+  run->authority = std::move(access->shared);
+  if (run->authority == nullptr) run->authority = std::make_unique<LocalAuthority>(run);
   runs_.emplace(name, std::move(owned));
   State& state = states_.Of(run);
   state.opener = attachment.uid;

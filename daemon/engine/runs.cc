@@ -174,22 +174,17 @@ void Engine::Impl::ReportOrphans(Run* run, int64_t attempt, const v1::JoinRunReq
   for (const v1::SaveKey& key : request.orphaned()) {
     const SaveId id{attempt, key.tag(), key.ordinal()};
     if (ended_.Past(*run, id)) continue;
-    bool known = false;
-    for (auto& entry : run->saves) {
-      if (entry.second->key != id) continue;
-      known = true;
-      const Part* part = entry.second->FindPart(request.rank());
+    const std::string why = absl::StrCat("rank ", request.rank(), " had staged its part of ", id.tag,
+                                         " with a daemon that has ended since; save again");
+    if (Save* const save = run->FindSave(id)) {
+      const Part* const part = save->FindPart(request.rank());
       // The rank sealed it with the old daemon; others have begun it anew with this one.
       if (part == nullptr || !part->begun) {
-        tracker_.Fail(entry.second.get(),
-                      MakeError(absl::StatusCode::kAborted, reason::kStagedLost,
-                                absl::StrCat("rank ", request.rank(), " had staged its part of ", id.tag,
-                                             " with a daemon that has ended since; save again"),
-                                {{"tag", id.tag}, {"ranks", absl::StrCat(request.rank())}}));
+        tracker_.Fail(save, MakeError(absl::StatusCode::kAborted, reason::kStagedLost, why,
+                                      {{"tag", id.tag}, {"ranks", absl::StrCat(request.rank())}}));
       }
-      break;
+      continue;
     }
-    if (known) continue;
     storage::v1::Outcome outcome;
     outcome.set_tag(id.tag);
     outcome.set_ordinal(id.ordinal);
@@ -197,8 +192,7 @@ void Engine::Impl::ReportOrphans(Run* run, int64_t attempt, const v1::JoinRunReq
     outcome.set_level(v1::FAILED);
     outcome.set_reason(reason::kStagedLost);
     outcome.set_code(static_cast<int>(absl::StatusCode::kAborted));
-    outcome.set_message(absl::StrCat("rank ", request.rank(), " had staged its part of ", id.tag,
-                                     " with a daemon that has ended since; save again"));
+    outcome.set_message(why);
     outcome.add_ranks(request.rank());
     outcome.set_time_us(clock_->UnixMicros());
     outcome.set_sequence(ended_.ForgetLost(run, attempt, id.tag));
@@ -213,12 +207,9 @@ void Engine::Impl::FenceOff(Run* run, int64_t active_attempt) {
   std::vector<Save*> over;
   for (auto& entry : run->saves) {
     Save* save = entry.second.get();
-    // The other nodes may know that a save whose ranks have all sealed here is sealed everywhere: they end it
-    // if it is not.
-    if (save->shared && save->UnsealedRanks().empty()) continue;
-    if (save->key.attempt < active_attempt && !save->sealed() && save->phase() != SavePhase::kFailing) {
-      over.push_back(save);
-    }
+    // A save whose ranks have all sealed here may be sealed on all nodes: if it is not, the authority ends it.
+    if (save->UnsealedRanks().empty()) continue;
+    if (save->key.attempt < active_attempt && save->phase() != SavePhase::kFailing) over.push_back(save);
   }
   const std::string why = absl::StrCat("attempt ", active_attempt, " of this run has begun or resumed");
   for (Save* save : over) {

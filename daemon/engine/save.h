@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <set>
 #include <string>
@@ -79,15 +80,15 @@ struct Waiter {
 // For how long a save with SKIP waits for what is no room: an answer of the file system, or of the ledger.
 inline constexpr Duration kLongestSilenceForSkip = std::chrono::seconds(3);
 
-// What a save of a shared run has beside that (SharedRun).
-struct SharedSaveState {
-  std::vector<int> ranks;     // Those of this node, in order.
-  bool promised = false;      // Other nodes count on the memory of this node's parts.
-  bool released = false;      // They do so no longer.
-  bool ended = false;         // The nodes have ended it, or this node takes no part in it any longer.
-  std::string inflight = {};  // The directory of its files; empty before all nodes have room.
-  bool finishing = false;     // SharedRun::FinishPart has not called back yet.
-  bool loading = false;       // It is a checkpoint, and SharedRun::LoadCheckpoint has not called back yet.
+// This node's part of a save, as the run's authority knows it.
+struct NodePart {
+  std::vector<int> ranks = {};  // Those of this node, in order; empty: all.
+  bool promised = false;        // Other nodes count on the memory of this node's ranks.
+  bool released = false;        // They do so no longer.
+  std::string inflight =
+      {};                  // Of a shared run: the directory of its files; empty before all nodes have room.
+  bool finishing = false;  // SharedRun::FinishPart has not called back yet.
+  bool loading = false;    // It is a checkpoint, and SharedRun::LoadCheckpoint has not called back yet.
 };
 
 // A checkpoint on its way to disk.
@@ -134,13 +135,19 @@ struct Save {
 
   absl::Status error;  // Why the save fails.
   std::vector<Waiter> waiters;
-  std::optional<SharedSaveState> shared;  // Unset: the save is of this node alone.
+  NodePart node;
 
   // Whether the memory is promised to other nodes, so that it may be used for nothing else.
-  bool IsPromised() const { return shared && shared->promised && !shared->released; }
+  bool IsPromised() const { return node.promised && !node.released; }
+  std::vector<int> RanksHere() const {
+    if (!node.ranks.empty()) return node.ranks;
+    std::vector<int> all(static_cast<size_t>(world_size));
+    std::iota(all.begin(), all.end(), 0);
+    return all;
+  }
   // Whether it is a rank of this node.
   bool IsHere(int rank) const {
-    return !shared || std::binary_search(shared->ranks.begin(), shared->ranks.end(), rank);
+    return node.ranks.empty() || std::binary_search(node.ranks.begin(), node.ranks.end(), rank);
   }
   SavePhase phase() const { return life.phase(); }
   v1::Level level() const { return life.level(); }

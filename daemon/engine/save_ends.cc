@@ -28,6 +28,12 @@ bool IsDurable(const Save& save) {
   return HasAllParts(save);
 }
 
+// How a save ends that ends with this error.
+v1::Level LevelOf(const absl::Status& end) {
+  if (ReasonOf(end) == reason::kSkipped) return v1::SKIPPED;
+  return ReasonOf(end) == reason::kSuperseded ? v1::SUPERSEDED : v1::FAILED;
+}
+
 storage::v1::Outcome OutcomeOf(const Save& save, const v1::Checkpoint& checkpoint, int64_t now_unix_us) {
   storage::v1::Outcome outcome;
   outcome.set_tag(save.key.tag);
@@ -69,18 +75,17 @@ SaveSummary SummaryOf(const Save& save, v1::Checkpoint checkpoint, Instant now) 
 
 // ---- failing
 
-void SaveTracker::Fail(Save* save, absl::Status error, v1::Level end_level) {
-  if (save->phase() >= SavePhase::kFailing) return;
-  if (save->shared && !save->shared->ended) {
-    if (save->life.GiveUp()) hooks_.give_up(save, error);
-    return;
-  }
-  save->life.Fail(end_level);
-  save->error = std::move(error);
+void SaveTracker::Fail(Save* save, const absl::Status& error) {
+  if (save->phase() < SavePhase::kFailing && save->life.GiveUp()) hooks_.give_up(save, error);
+}
+
+void SaveTracker::OnEnded(Save* save, const absl::Status& why) {
+  if (!save->life.Fail(LevelOf(why))) return;
+  save->error = why;
   streams_->RevokeAll(save);
   hooks_.failing(save);
-  // What the nodes of a shared run have ended is published by nobody.
-  const bool recoverable = !save->shared && MayBePublishedByRecovery(*save);
+  // No daemon publishes what the nodes of a shared run have ended.
+  const bool recoverable = save->run->shared == nullptr && MayBePublishedByRecovery(*save);
   FailReplies(save);
   if (!recoverable) {
     save->life.Reported();
@@ -113,7 +118,7 @@ void SaveTracker::ContinueFailing(Save* save) {
   for (const auto& [rank, part] : save->parts) {
     if (part.writing) return;
   }
-  if (save->shared && save->shared->finishing) return;
+  if (save->node.finishing) return;
   if (save->IsPromised()) return;  // Continues when it is released.
   TakeBackMemory(save);
   if (save->inflight_asked && !save->inflight_made) return;  // Continues when the answer is there.
@@ -151,8 +156,8 @@ void SaveTracker::OnDiscarded(Save* save, const absl::Status& discarded) {
                                       " could not be moved away: ", std::string(discarded.message())));
     // The move may be half done. The scan finds out, and moves what is left.
     scanner_->Scan(run);
-    if (!save->shared &&
-        IsDurable(*save)) {  // Recovery could publish it: neither COMMITTED nor FAILED is certain.
+    // Recovery could publish it: neither COMMITTED nor FAILED is certain.
+    if (run->shared == nullptr && IsDurable(*save)) {
       run->read_only = true;
       return End(save, v1::INDETERMINATE);
     }
@@ -196,9 +201,7 @@ void SaveTracker::AnswerLateBegins(Save* save) {
   for (auto& [rank, part] : save->parts) {
     for (auto& reply : std::exchange(part.begin_replies, {})) {
       if (save->level() == v1::COMMITTED) {
-        reply(MakeError(absl::StatusCode::kAlreadyExists, reason::kSaveConflict,
-                        absl::StrCat("this save of ", save->key.tag, " is committed already"),
-                        {{"tag", save->key.tag}}));
+        reply(CommittedAlready(save->key));
       } else {
         reply(save->error);
       }

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <numeric>
 
 #include "absl/strings/str_cat.h"
 #include "daemon/engine/retention_policy.h"
@@ -36,13 +35,6 @@ SaveId KeyOf(const Member& member, const v1::BeginRequest& request) {
   return SaveId{member.attempt, request.key().tag(), request.key().ordinal()};
 }
 
-Save* FindByKey(Run* run, const SaveId& key) {
-  for (const auto& [sequence, save] : run->saves) {
-    if (save->key == key) return save.get();
-  }
-  return nullptr;
-}
-
 // The ranks that contribute nothing have empty parts, as if each had sealed no files. So have the ranks of
 // other nodes, and their parts are nothing that this node writes.
 void SealAbsentParts(Save* save) {
@@ -52,13 +44,6 @@ void SealAbsentParts(Save* save) {
     part.begun = part.granted = part.sealed = true;
     part.durable = !save->IsHere(rank);
   }
-}
-
-std::vector<int> LocalRanks(const Member& member) {
-  if (!member.local_ranks.empty()) return member.local_ranks;
-  std::vector<int> all(static_cast<size_t>(member.world_size));
-  std::iota(all.begin(), all.end(), 0);
-  return all;
 }
 
 // That have something to save, ascending; empty: all.
@@ -133,10 +118,8 @@ v1::BeginResponse SkippedResponse(int64_t sequence, const std::string& why) {
 void SaveIntake::Begin(Run* run, const Member& member, const v1::BeginRequest& request,
                        Reply<v1::BeginResponse> reply) {
   const int64_t number = ++last_activating_;
-  const std::string waits_for =
-      run->shared != nullptr ? "etcd" : absl::StrCat("the file system of ", run->path);
-  activating_.emplace(number, Activating{Pending{member.session, request, std::move(reply)}, waits_for,
-                                         ActivationDeadline(request)});
+  activating_.emplace(number, Activating{Pending{member.session, request, std::move(reply)},
+                                         run->authority->name(), ActivationDeadline(request)});
   run->ledger->Activate(
       member.attempt, [this, number, name = run->name, attempt = member.attempt](const absl::Status& active) {
         auto activating = activating_.extract(number);
@@ -199,7 +182,7 @@ void SaveIntake::OnActivated(Pending begin) {
 
 bool SaveIntake::JoinExisting(Run* run, const Member& member, Pending& begin) {
   const SaveId key = KeyOf(member, begin.request);
-  if (Save* save = FindByKey(run, key)) {
+  if (Save* save = run->FindSave(key)) {
     BeginPart(save, member, begin.request, std::move(begin.reply));
     return true;
   }
@@ -220,19 +203,12 @@ void SaveIntake::AskSequence(Run* run, const Member& member, Pending begin) {
   if (absl::Status limit = CheckSavesInFlight(*run); !limit.ok()) return begin.reply(limit);
   Awaiting& awaiting = awaiting_sequence_[key];
   awaiting.timeouts = *timeouts;
-  awaiting.ranks = RanksOf(begin.request, member.world_size);
+  const std::vector<int> ranks = RanksOf(begin.request, member.world_size);
+  const bool may_skip = begin.request.busy() == v1::SKIP;
   awaiting.begins.push_back(std::move(begin));
-  // SharedSaveDriver calls OnSequence.
-  if (run->shared != nullptr) {
-    run->shared->Begin(key.second, clock_->Now() + timeouts->admission, awaiting.ranks);
-    if (awaiting.begins.front().request.busy() == v1::SKIP)
-      run->shared->SkipAfter(key.second, kLongestSilenceForSkip);
-    return;
-  }
-  run->ledger->Admit(member.attempt,
-                     [this, name = run->name, id = key.second](const absl::StatusOr<int64_t>& sequence) {
-                       OnSequence(name, id, sequence);
-                     });
+  // SaveDriver calls OnSequence, perhaps within Begin.
+  run->authority->Begin(key.second, clock_->Now() + timeouts->admission, ranks);
+  if (may_skip) run->authority->SkipAfter(key.second, kLongestSilenceForSkip);
 }
 
 void SaveIntake::OnSequence(const std::string& run_name, const SaveId& id,
@@ -298,7 +274,7 @@ Save* SaveIntake::NewSave(Run* run, const Member& member, const Timeouts& timeou
   save->admission_deadline = save->begun_at + timeouts.admission;
   save->commit_deadline = save->begun_at + timeouts.commit;
   save->contributors = {request.ranks().begin(), request.ranks().end()};
-  if (run->shared != nullptr) save->shared = SharedSaveState{.ranks = LocalRanks(member)};
+  save->node.ranks = member.local_ranks;
   SealAbsentParts(save.get());
   LogStepBack(*save);
   return saves_->Add(std::move(save));

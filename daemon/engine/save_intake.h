@@ -77,7 +77,6 @@ class SaveIntake {
   // Begins of one save that wait for its sequence.
   struct Awaiting {
     Timeouts timeouts;       // Of the first one.
-    std::vector<int> ranks;  // Of the first one, too.
     std::vector<Pending> begins;
   };
   using PendingKey = std::pair<std::string, SaveId>;  // Run, save.

@@ -34,9 +34,12 @@ class SaveIntakeTest : public ClassTest {
     admission_ = std::make_unique<AdmissionQueue>(
         &clock_, pool_.get(), &saves_, &sizes_, shares_.get(), &disk_, std::chrono::seconds(10),
         AdmissionQueue::Hooks{
-            .fail = [this](Save* save, absl::Status error, v1::Level) { Fail(save, error); },
-            .admitted = [this](Save* save) { admitted_.push_back(save); },
-            .accepted = [](Save*) {},
+            .fail = [this](Save* save, const absl::Status& error) { Fail(save, error); },
+            .accepted =
+                [this](Save* save) {
+                  save->life.Admitted();
+                  admitted_.push_back(save);
+                },
             .session_of_rank = [](const Run&, int64_t, int) { return SessionId(); }});
     intake_ = std::make_unique<SaveIntake>(
         options_, &clock_, static_cast<EngineObserver*>(this), &saves_, &placer_, admission_.get(),
@@ -51,6 +54,14 @@ class SaveIntakeTest : public ClassTest {
             .is_undeleting = [this](const Run&, const std::string& tag) { return tag == undeleting_; },
             .fail = [this](Save* save, absl::Status error) { Fail(save, error); }});
     run_ = AddRun(1000, {7});
+    Authority::Hooks decided;
+    decided.changed = [this](const SaveId& id, const Authority::Decision& decision) {
+      intake_->OnSequence(run_->name, id, decision.sequence);
+    };
+    decided.failed = [this](const SaveId& id, const absl::Status& why) {
+      intake_->OnSequence(run_->name, id, why);
+    };
+    run_->authority->Start(std::move(decided));
     for (int rank : {0, 1}) run_->members.Join(Of(rank));
     for (int rank : {0, 1}) {
       Ledger::JoinSpec spec;

@@ -24,13 +24,6 @@ Save* FindByTag(const Run& run, const std::string& tag) {
   return found;
 }
 
-Save* FindByKey(const Run& run, const SaveId& key) {
-  for (const auto& [sequence, save] : run.saves) {
-    if (save->key == key) return save.get();
-  }
-  return nullptr;
-}
-
 // A save that was begun with an earlier daemon, and is neither committed nor in the history: its memory is
 // gone.
 v1::Checkpoint StagedLost(const Run& run, const SaveId& key, int64_t sequence) {
@@ -63,9 +56,7 @@ absl::StatusOr<Save*> Engine::Impl::FindSave(const Caller& caller, const v1::Sav
   }
   if (member != nullptr) *member = found;
   const SaveId id{found->attempt, key.tag(), key.ordinal()};
-  for (auto& entry : run->saves) {
-    if (entry.second->key == id) return entry.second.get();
-  }
+  if (Save* const save = run->FindSave(id)) return save;
   if (const Save* ended = ended_.Find(run, id); ended != nullptr && !ended->error.ok()) return ended->error;
   return MakeError(absl::StatusCode::kNotFound, reason::kUnknownSave,
                    absl::StrCat("no save of ", key.tag(), " (number ", key.ordinal(), " of attempt ",
@@ -100,9 +91,7 @@ void Engine::Impl::Begin(const Caller& caller, const v1::BeginRequest& request,
 }
 
 std::optional<absl::StatusOr<v1::BeginResponse>> Engine::Impl::AnswerIfEnded(Run* run, const SaveId& key) {
-  const absl::Status committed =
-      MakeError(absl::StatusCode::kAlreadyExists, reason::kSaveConflict,
-                absl::StrCat("this save of ", key.tag, " is committed already"), {{"tag", key.tag}});
+  const absl::Status committed = CommittedAlready(key);
   if (const Save* ended = ended_.Find(run, key)) {
     if (ended->level() == v1::SKIPPED) return SkippedResponse(*ended);
     return ended->level() == v1::COMMITTED ? committed : ended->error;
@@ -220,7 +209,7 @@ absl::StatusOr<Engine::Impl::Awaited> Engine::Impl::FindAwaitedByKey(const Calle
   const int64_t joined = member == nullptr ? 0 : member->attempt;
   const int64_t attempt = request.attempt() != 0 ? request.attempt() : joined;
   const SaveId key{attempt, request.key().tag(), request.key().ordinal()};
-  if (Save* save = FindByKey(*run, key)) return Awaited{save, std::nullopt};
+  if (Save* save = run->FindSave(key)) return Awaited{save, std::nullopt};
   if (auto past = ended_.Past(*run, key)) return Awaited{nullptr, *std::move(past)};
   if (request.sequence() != 0) return Awaited{nullptr, StagedLost(*run, key, request.sequence())};
   return MakeError(

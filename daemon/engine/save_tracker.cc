@@ -103,6 +103,7 @@ void SaveTracker::Seal(Save* save, const Member& member, const v1::SealRequest& 
   // A retry, perhaps from a new session, perhaps for a part that was sealed with an earlier daemon. A save
   // that fails and is not reported yet may still be published by recovery.
   const bool is_retry = part.sealed && (save->error.ok() || !save->remembered);
+  const v1::Level before = save->level();
   if (!is_retry) {
     if (absl::Status wrong = CheckSeal(*save, part, request); !wrong.ok()) return reply(wrong);
     SealPart(save, part, request);
@@ -112,8 +113,10 @@ void SaveTracker::Seal(Save* save, const Member& member, const v1::SealRequest& 
   response.set_level(std::max(save->level(), v1::STAGED));
   reply(std::move(response));
   if (is_retry) return;
-  hooks_.changed(*save);
-  AnswerWaiters(save);
+  if (save->level() == before) {  // Else OnSealedEverywhere has told them.
+    hooks_.changed(*save);
+    AnswerWaiters(save);
+  }
   hooks_.part_sealed(save);
 }
 
@@ -127,18 +130,13 @@ void SaveTracker::SealPart(Save* save, Part& part, const v1::SealRequest& reques
     save->stall_seconds = std::max(save->stall_seconds, stall);
   }
   if (!save->UnsealedRanks().empty()) return;
-  if (!save->shared) return SetSealed(save);
   if (save->phase() == SavePhase::kAdmitted) hooks_.sealed_here(save);
 }
 
-void SaveTracker::SetSealed(Save* save) {
+void SaveTracker::OnSealedEverywhere(Save* save) {
   save->life.Sealed();
   save->sealed_at = clock_->Now();
   hooks_.all_sealed(save);
-}
-
-void SaveTracker::OnSealedEverywhere(Save* save) {
-  SetSealed(save);
   hooks_.changed(*save);
   AnswerWaiters(save);
 }
@@ -205,8 +203,7 @@ void SaveTracker::OnTick(Instant now) {
          MakeError(absl::StatusCode::kAborted, reason::kSkipped,
                    absl::StrCat("the file system of ", save->run->path, " has not answered for ",
                                 kLongestSilenceForSkip / std::chrono::seconds(1), " s"),
-                   {{"tag", save->key.tag}}),
-         v1::SKIPPED);
+                   {{"tag", save->key.tag}}));
   }
   // Each says what the others are, before the first one is gone.
   std::vector<absl::Status> errors;
@@ -287,7 +284,7 @@ absl::Status SaveTracker::DeadlineError(const Save& save) const {
                         absl::StrCat(" have not begun the save of ", save.key.tag,
                                      " in time; every rank of the launch begins every save, one that has "
                                      "nothing to save with no files, unless the save names its ranks",
-                                     save.shared ? "; a process that counts ranks of other nodes as its own "
+                                     save.run->shared != nullptr ? "; a process that counts ranks of other nodes as its own "
                                                    "node's waits for them here: set LOCAL_WORLD_SIZE"
                                                  : "",
                                      SavesInstead(save)));

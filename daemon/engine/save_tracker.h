@@ -38,10 +38,10 @@ class SaveTracker {
     std::function<void(const Save&)> changed;
     // Every rank has sealed, and none has heard so yet.
     std::function<void(Save*)> all_sealed;
-    // Of a shared run: every rank of this node has sealed. OnSealedEverywhere follows.
+    // Every rank of this node has sealed. OnSealedEverywhere follows, perhaps within the call.
     std::function<void(Save*)> sealed_here;
-    // Of a shared run: the other nodes are to hear that the save fails. They decide how it ends, and Fail
-    // follows with that.
+    // The save is to fail. The run's authority decides how it ends, and OnEnded follows with that, perhaps
+    // within the call.
     std::function<void(Save*, const absl::Status&)> give_up;
     // A rank has sealed, and was answered: its part may be written.
     std::function<void(Save*)> part_sealed;
@@ -62,15 +62,18 @@ class SaveTracker {
 
   // A rank has written its part into memory.
   void Seal(Save* save, const Member& member, const v1::SealRequest& request, Reply<v1::SealResponse> reply);
-  // Of a shared run: no trainer of any node is needed any longer.
+  // No trainer of any node is needed any longer.
   void OnSealedEverywhere(Save* save);
   // `ranks`: the ranks that abort; none for an operator. SEALED if the save is being published.
   absl::Status Abort(Save* save, const std::vector<int>& ranks, const std::string& message);
   // Answers when the level is reached, the save has ended, or the deadline has passed.
   void Wait(Save* save, Waiter waiter);
 
-  // `end_level`: FAILED, SKIPPED or SUPERSEDED. No-op if the save fails already.
-  void Fail(Save* save, absl::Status error, v1::Level end_level = v1::FAILED);
+  // The save cannot become a checkpoint. No-op if it fails already.
+  void Fail(Save* save, const absl::Status& error);
+  // The run's authority has ended the save: it is FAILED, SKIPPED or SUPERSEDED by the reason. No-op if it
+  // fails already.
+  void OnEnded(Save* save, const absl::Status& why);
   // Call it when a RootIo call of a failing save has ended, and after a scan.
   void ContinueFailing(Save* save);
   void End(Save* save, v1::Level level);
@@ -82,7 +85,6 @@ class SaveTracker {
  private:
   absl::Status CheckSeal(const Save& save, const Part& part, const v1::SealRequest& request) const;
   void SealPart(Save* save, Part& part, const v1::SealRequest& request);
-  void SetSealed(Save* save);
   void AnswerWaiters(Save* save);
   void Report(Save* save);  // Tells the history, the observer, watchers and waiters how the save ended.
   void FailReplies(Save* save);

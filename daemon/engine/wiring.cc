@@ -23,8 +23,8 @@ Engine::Impl::Impl(EngineOptions options, Clock* clock, SegmentPool* pool, Engin
              .opened =
                  [this](Run* run) {
                    observer_->OnRootOpened(run->name, run->path, run->probe);
+                   driver_.Start(run);
                    recovery_.OnRootOpened(run);
-                   if (run->shared != nullptr) shared_saves_.Start(run);
                  },
              .accepted =
                  [this](Run* run) {
@@ -102,21 +102,15 @@ Engine::Impl::Impl(EngineOptions options, Clock* clock, SegmentPool* pool, Engin
       shares_(pool, &saves_, &sizes_, options_.max_pool_percent_per_user,
               [this] { return residents_.HeldByReaders(); }),
       queue_(clock, pool, &saves_, &sizes_, &shares_, &disk_, options_.over_share_grace,
-             {.fail = [this](Save* save, absl::Status error,
-                             v1::Level level) { tracker_.Fail(save, std::move(error), level); },
-              .admitted =
-                  [this](Save* save) {
-                    publisher_.Start(save);
-                    grants_.OnAdmitted(save);
-                  },
-              .accepted = [this](Save* save) { shared_saves_.OnAccepted(save); },
+             {.fail = [this](Save* save, const absl::Status& error) { tracker_.Fail(save, error); },
+              .accepted = [this](Save* save) { driver_.OnAccepted(save); },
               .session_of_rank =
                   [](const Run& run, int64_t attempt, int rank) {
                     const Member* member = run.members.FindRank(attempt, rank);
                     return member == nullptr ? SessionId() : member->session;
                   }}),
       grants_(pool, &saves_, &sizes_, &shares_, &disk_, &placer_,
-              [this](Save* save, absl::Status error) { tracker_.Fail(save, std::move(error)); }),
+              [this](Save* save, const absl::Status& error) { tracker_.Fail(save, error); }),
       intake_(options_, clock, observer, &saves_, &placer_, &queue_, &grants_, &disk_,
               {.find_run = [this](const std::string& name) { return runs_.Find(name); },
                .find_member = [](Run* run, SessionId session,
@@ -127,7 +121,7 @@ Engine::Impl::Impl(EngineOptions options, Clock* clock, SegmentPool* pool, Engin
                                    int64_t sequence) { return retention_.IsPinned(run, sequence); },
                .is_undeleting = [this](const Run& run,
                                        const std::string& tag) { return trash_.IsUndeleting(run, tag); },
-               .fail = [this](Save* save, absl::Status error) { tracker_.Fail(save, std::move(error)); }}),
+               .fail = [this](Save* save, const absl::Status& error) { tracker_.Fail(save, error); }}),
       ended_({.describe_save = [this](const Save& save) { return Describe(save, v1::BASIC); },
               .describe_committed =
                   [this](const Run& run, const CommittedCheckpoint& committed) {
@@ -135,9 +129,9 @@ Engine::Impl::Impl(EngineOptions options, Clock* clock, SegmentPool* pool, Engin
                   }}),
       streams_(&saves_),
       publisher_(clock, observer, &saves_, &sizes_, &scanner_, options_.chunk_bytes,
-                 {.fail = [this](Save* save, absl::Status error) { tracker_.Fail(save, std::move(error)); },
+                 {.fail = [this](Save* save, const absl::Status& error) { tracker_.Fail(save, error); },
                   .continue_failing = [this](Save* save) { tracker_.ContinueFailing(save); },
-                  .shared_part_written = [this](Save* save) { shared_saves_.OnPartWritten(save); },
+                  .shared_part_written = [this](Save* save) { driver_.OnPartWritten(save); },
                   .committed =
                       [this](Save* save, CommittedCheckpoint committed, PointerFiles pointers) {
                         OnCommitted(save, std::move(committed), std::move(pointers));
@@ -152,10 +146,10 @@ Engine::Impl::Impl(EngineOptions options, Clock* clock, SegmentPool* pool, Engin
                  sizes_.Remember(*save);
                  // The next daemon would have to take over this node's part of a shared save, with its
                  // registration. It does not yet: a restart loses the save, and NODE_LOST ends it.
-                 if (!save->shared) recovery_.Keep(save);
+                 if (save->run->shared == nullptr) recovery_.Keep(save);
                },
-           .sealed_here = [this](Save* save) { shared_saves_.OnSealedHere(save); },
-           .give_up = [this](Save* save, const absl::Status& why) { shared_saves_.OnGivingUp(save, why); },
+           .sealed_here = [this](Save* save) { driver_.OnSealedHere(save); },
+           .give_up = [this](Save* save, const absl::Status& why) { driver_.OnGivingUp(save, why); },
            .part_sealed = [this](Save* save) { publisher_.WriteSealedParts(save); },
            .failing = [this](Save* save) { recovery_.Drop(save); },
            .releasing_memory =
@@ -178,7 +172,7 @@ Engine::Impl::Impl(EngineOptions options, Clock* clock, SegmentPool* pool, Engin
                  queue_.TryAdmitAll();
                  CheckDrained();
                }}),
-      shared_saves_(
+      driver_(
           clock, observer, &saves_,
           {.begun =
                [this](const Run& run, const SaveId& id, const absl::StatusOr<int64_t>& sequence) {
@@ -203,8 +197,8 @@ Engine::Impl::Impl(EngineOptions options, Clock* clock, SegmentPool* pool, Engin
                },
            .indeterminate = [this](Save* save,
                                    const absl::Status& why) { publisher_.SetIndeterminate(save, why); },
-           .fail = [this](Save* save, absl::Status error,
-                          v1::Level level) { tracker_.Fail(save, std::move(error), level); },
+           .fail = [this](Save* save, const absl::Status& error) { tracker_.Fail(save, error); },
+           .ended = [this](Save* save, const absl::Status& why) { tracker_.OnEnded(save, why); },
            .continue_failing = [this](Save* save) { tracker_.ContinueFailing(save); },
            .removed =
                [this](Run* run, int64_t sequence) {

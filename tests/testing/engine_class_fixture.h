@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "daemon/engine/engine_types.h"
+#include "daemon/engine/local_authority.h"
 #include "daemon/engine/run.h"
 #include "daemon/engine/save.h"
 #include "daemon/engine/save_table.h"
@@ -51,6 +52,7 @@ class ClassTest : public ::testing::Test, protected EngineObserver {
           raw->SaveRunRecord(record, std::move(done));
         }));
     run->io = std::move(io);
+    run->authority = std::make_unique<LocalAuthority>(run.get());
     for (int64_t sequence : sequences) Commit(run.get(), sequence);
     Run* added = run.get();
     runs_.emplace(run->name, std::move(run));

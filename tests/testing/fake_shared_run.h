@@ -90,7 +90,7 @@ class FakeSharedRun : public SharedRun {
   }
   std::string WaitsFor(const SaveId&) const override { return "node b"; }
   void OpenPart(InflightId64 id, const std::string& tag, int64_t sequence, const std::string& inflight,
-                Callback<absl::Status> done) override {
+                int64_t, Callback<absl::Status> done) override {
     calls.push_back("OpenPart " + tag + " " + inflight);
     io_->CreateInflight(id, tag, sequence, 0, [](const absl::Status&) {});  // The coordinator has.
     opens.push_back(std::move(done));

@@ -1,15 +1,17 @@
-// SharedSaveDriver carries what the nodes of a shared run decide of their saves to the classes that own the
-// saves of this node, and tells SharedRun how far this node is.
+// SaveDriver carries what the authority of a run decides of its saves to the classes that own the saves of this
+// node, and tells the authority how far this node is.
 //
+//   SaveIntake       a rank begins a save    -> Begin       kProposed   -> the save has a sequence
 //   AdmissionQueue   has room for a save     -> Accept      kAdmitted   -> the ranks get their memory
 //   SaveTracker      its ranks have sealed   -> Sealed      kSealed     -> the save is SEALED
-//   Publisher        its parts are on disk   -> Durable     kCommitted  -> the save is COMMITTED
 //   any of them      it cannot go on         -> Fail        kEnded      -> the save fails for its ranks
+//   Publisher        its parts are on disk   -> Durable     kCommitted  -> the save is COMMITTED
 //
-// A save that this node has told the others to end stays in the phase kGivingUp until they have. Sealed parts
+// The last line is that of shared runs; Publisher publishes the saves of a run of one node. A save that this
+// node has told the others to end stays in the phase kGivingUp until they have. Sealed parts of a shared run
 // are not kept for the next daemon: a daemon that restarts loses them, and the other nodes end the save.
-#ifndef CKPTD_DAEMON_ENGINE_SHARED_SAVE_DRIVER_H_
-#define CKPTD_DAEMON_ENGINE_SHARED_SAVE_DRIVER_H_
+#ifndef CKPTD_DAEMON_ENGINE_SAVE_DRIVER_H_
+#define CKPTD_DAEMON_ENGINE_SAVE_DRIVER_H_
 
 #include <cstdint>
 #include <functional>
@@ -20,18 +22,18 @@
 #include "absl/status/statusor.h"
 #include "ckptd/storage/v1/storage.pb.h"
 #include "ckptd/v1/types.pb.h"
+#include "daemon/engine/authority.h"
 #include "daemon/engine/engine_types.h"
 #include "daemon/engine/root_io.h"
 #include "daemon/engine/run.h"
 #include "daemon/engine/save.h"
 #include "daemon/engine/save_table.h"
 #include "daemon/engine/shared_files_io.h"
-#include "daemon/engine/shared_run.h"
 #include "storage/base/clock.h"
 
 namespace ckptd {
 
-class SharedSaveDriver {
+class SaveDriver {
  public:
   struct Hooks {
     // The ranks that have begun a save go on with its sequence, or hear the error.
@@ -43,28 +45,31 @@ class SharedSaveDriver {
     // It is a checkpoint that this node could not read: its root has to be looked at.
     std::function<void(Save*)> committed_unread;
     std::function<void(Save*, const absl::Status&)> indeterminate;
-    std::function<void(Save*, absl::Status, v1::Level)> fail;
+    // The save cannot go on.
+    std::function<void(Save*, const absl::Status&)> fail;
+    // The authority has ended the save.
+    std::function<void(Save*, const absl::Status&)> ended;
     std::function<void(Save*)> continue_failing;
-    // Of SharedRun::Hooks.
+    // Of Authority::Hooks.
     std::function<void(Run*, int64_t sequence)> removed;
     std::function<void(Run*, int64_t sequence, const std::optional<storage::v1::Damage>&)> damage_changed;
     std::function<void(Run*, int64_t sequence, const std::optional<storage::v1::RetentionPolicy>&)>
         newest_committed;
     std::function<void(Run*)> root_changed, office_changed;
   };
-  SharedSaveDriver(Clock* clock, EngineObserver* observer, SaveTable* saves, Hooks hooks);
+  SaveDriver(Clock* clock, EngineObserver* observer, SaveTable* saves, Hooks hooks);
 
-  // The root of a shared run is open.
+  // The root is open.
   void Start(Run* run);
 
-  // ---- what has happened on this node, to a save of a shared run
+  // ---- what has happened on this node
   void OnAccepted(Save* save);  // Its memory and its disk space are reserved.
   void OnSealedHere(Save* save);
-  void OnPartWritten(Save* save);
+  void OnPartWritten(Save* save);  // Of a shared run.
   void OnGivingUp(Save* save, const absl::Status& why);
 
  private:
-  using Decision = SharedRun::Decision;
+  using Decision = Authority::Decision;
 
   void OnChanged(Run* run, const SaveId& id, const Decision& decision);
   Save* BeginHere(Run* run, const SaveId& id, const Decision& decision);
@@ -83,4 +88,4 @@ class SharedSaveDriver {
 };
 
 }  // namespace ckptd
-#endif  // CKPTD_DAEMON_ENGINE_SHARED_SAVE_DRIVER_H_
+#endif  // CKPTD_DAEMON_ENGINE_SAVE_DRIVER_H_

@@ -1,4 +1,4 @@
-#include "daemon/engine/shared_save_driver.h"
+#include "daemon/engine/save_driver.h"
 
 #include <algorithm>
 #include <optional>
@@ -6,29 +6,12 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "daemon/engine/ended_saves.h"
 #include "storage/base/errors.h"
 #include "storage/base/reasons.h"
 
 namespace ckptd {
 namespace {
-
-Save* FindByKey(const Run& run, const SaveId& id) {
-  for (const auto& [sequence, save] : run.saves) {
-    if (save->key == id) return save.get();
-  }
-  return nullptr;
-}
-
-// How a save ends that ends with this error.
-v1::Level LevelOf(const absl::Status& end) {
-  if (ReasonOf(end) == reason::kSkipped) return v1::SKIPPED;
-  return ReasonOf(end) == reason::kSuperseded ? v1::SUPERSEDED : v1::FAILED;
-}
-
-absl::Status CommittedAlready(const SaveId& id) {
-  return MakeError(absl::StatusCode::kAlreadyExists, reason::kSaveConflict,
-                   absl::StrCat("this save of ", id.tag, " is committed already"), {{"tag", id.tag}});
-}
 
 absl::Status NobodyLeft(const SaveId& id) {
   return MakeError(
@@ -42,7 +25,7 @@ bool HasNoPart(const Save& save) {
   if (save.phase() == SavePhase::kAdmitted || save.phase() == SavePhase::kPublishing ||
       save.phase() == SavePhase::kGivingUp)
     return false;
-  const std::vector<int>& ranks = save.shared->ranks;
+  const std::vector<int> ranks = save.RanksHere();
   return std::any_of(ranks.begin(), ranks.end(), [&save](int rank) { return save.Contributes(rank); });
 }
 
@@ -55,11 +38,11 @@ absl::Status MemoryGone(const SaveId& id) {
 
 }  // namespace
 
-SharedSaveDriver::SharedSaveDriver(Clock* clock, EngineObserver* observer, SaveTable* saves, Hooks hooks)
+SaveDriver::SaveDriver(Clock* clock, EngineObserver* observer, SaveTable* saves, Hooks hooks)
     : clock_(clock), observer_(observer), saves_(saves), hooks_(std::move(hooks)) {}
 
-void SharedSaveDriver::Start(Run* run) {
-  run->shared->Start({
+void SaveDriver::Start(Run* run) {
+  run->authority->Start({
       .changed = [this, run](const SaveId& id, const Decision& decision) { OnChanged(run, id, decision); },
       .failed = [this, run](const SaveId& id, const absl::Status& why) { OnEnded(run, id, why); },
       .released = [this, run](const SaveId& id) { OnReleased(run, id); },
@@ -100,42 +83,40 @@ void SharedSaveDriver::Start(Run* run) {
 
 // ---- this node
 
-void SharedSaveDriver::OnAccepted(Save* save) {
-  save->shared->promised = true;
-  save->run->shared->Accept(save->key, save->retention);
+void SaveDriver::OnAccepted(Save* save) {
+  save->node.promised = true;
+  save->run->authority->Accept(save->key, save->retention);
 }
 
-void SharedSaveDriver::OnSealedHere(Save* save) { save->run->shared->Sealed(save->key); }
+void SaveDriver::OnSealedHere(Save* save) { save->run->authority->Sealed(save->key); }
 
-void SharedSaveDriver::OnGivingUp(Save* save, const absl::Status& why) {
-  save->run->shared->Fail(save->key, why);
+void SaveDriver::OnGivingUp(Save* save, const absl::Status& why) {
+  save->run->authority->Fail(save->key, why);
 }
 
-void SharedSaveDriver::OnPartWritten(Save* save) {
-  if (save->phase() != SavePhase::kAdmitted || save->shared->finishing) return;
+void SaveDriver::OnPartWritten(Save* save) {
+  if (save->phase() != SavePhase::kAdmitted || save->node.finishing) return;
   std::vector<storage::v1::PartRecord> records;
-  for (int rank : save->shared->ranks) {
+  for (int rank : save->RanksHere()) {
     const Part* part = save->FindPart(rank);
     if (part == nullptr || !part->durable) return;
     records.push_back(part->record);
   }
-  save->shared->finishing = true;
+  save->node.finishing = true;
   save->run->shared->FinishPart(
       save->id, std::move(records),
       [this, id = save->id](const absl::StatusOr<std::string>& digest) { OnFinished(id, digest); });
 }
 
-void SharedSaveDriver::OnFinished(int64_t save_id, const absl::StatusOr<std::string>& digest) {
+void SaveDriver::OnFinished(int64_t save_id, const absl::StatusOr<std::string>& digest) {
   Save* save = saves_->Find(save_id);
   if (save == nullptr) return;
-  save->shared->finishing = false;
+  save->node.finishing = false;
   if (save->phase() == SavePhase::kFailing) return hooks_.continue_failing(save);
   if (!digest.ok())
     return hooks_.fail(
-        save,
-        Annotate(digest.status(), absl::StrCat("writing this node's record of its part of ", save->key.tag,
-                                               " in the root ", save->run->path)),
-        v1::FAILED);
+        save, Annotate(digest.status(), absl::StrCat("writing this node's record of its part of ",
+                                                     save->key.tag, " in the root ", save->run->path)));
   if (save->phase() != SavePhase::kAdmitted) return;  // It is given up.
   save->life.Written();
   save->run->shared->Durable(save->key, *digest);
@@ -143,20 +124,21 @@ void SharedSaveDriver::OnFinished(int64_t save_id, const absl::StatusOr<std::str
 
 // ---- all nodes
 
-void SharedSaveDriver::OnChanged(Run* run, const SaveId& id, const Decision& decision) {
+void SaveDriver::OnChanged(Run* run, const SaveId& id, const Decision& decision) {
   if (decision.phase == Decision::kEnded) return OnEnded(run, id, decision.end);
-  Save* save = FindByKey(*run, id);
+  Save* save = run->FindSave(id);
   if (save == nullptr) {
     if (decision.sequence == 0) return;  // It has not begun here yet.
     save = BeginHere(run, id, decision);
   }
   if (save == nullptr || save->phase() == SavePhase::kFailing) return;
-  saves_->Renumber(save, decision.sequence);
+  if (decision.phase == Decision::kProposed || decision.sequence != 0)
+    saves_->Renumber(save, decision.sequence);
   switch (decision.phase) {
     case Decision::kAdmitted:
       return OnAdmitted(save, decision);
     case Decision::kSealed:
-      if (HasNoPart(*save)) return hooks_.fail(save, MemoryGone(save->key), v1::FAILED);
+      if (HasNoPart(*save)) return hooks_.fail(save, MemoryGone(save->key));
       return OnSealedEverywhere(save);
     case Decision::kCommitted:
       return OnCommitted(save);
@@ -169,46 +151,46 @@ void SharedSaveDriver::OnChanged(Run* run, const SaveId& id, const Decision& dec
 }
 
 // The first that this node hears of a save. Null: it has none of it.
-Save* SharedSaveDriver::BeginHere(Run* run, const SaveId& id, const Decision& decision) {
+Save* SaveDriver::BeginHere(Run* run, const SaveId& id, const Decision& decision) {
   const bool committed = decision.phase == Decision::kCommitted;
   if (committed || decision.phase == Decision::kUnknown) {
     hooks_.begun(*run, id, committed ? CommittedAlready(id) : decision.end);
     return nullptr;
   }
   hooks_.begun(*run, id, decision.sequence);
-  Save* save = FindByKey(*run, id);
-  if (save == nullptr) run->shared->Fail(id, NobodyLeft(id));
+  Save* save = run->FindSave(id);
+  if (save == nullptr) run->authority->Fail(id, NobodyLeft(id));
   return save;
 }
 
-void SharedSaveDriver::OnAdmitted(Save* save, const Decision& decision) {
+void SaveDriver::OnAdmitted(Save* save, const Decision& decision) {
   if (save->phase() == SavePhase::kAdmitted || save->phase() == SavePhase::kPublishing ||
       save->phase() == SavePhase::kGivingUp)
     return;
-  if (save->phase() != SavePhase::kAccepted) return hooks_.fail(save, MemoryGone(save->key), v1::FAILED);
-  save->shared->inflight = decision.inflight;
+  if (save->phase() != SavePhase::kAccepted) return hooks_.fail(save, MemoryGone(save->key));
+  save->node.inflight = decision.inflight;
   save->life.Admitted();
   save->admitted_at = clock_->Now();
   save->WaitFor(WaitsFor::kNothing, "");
   hooks_.admitted(save);
 }
 
-void SharedSaveDriver::OnSealedEverywhere(Save* save) {
+void SaveDriver::OnSealedEverywhere(Save* save) {
   if (!save->sealed()) hooks_.sealed(save);
 }
 
 // Also of a save that this node has given up: the others had decided before they heard of it.
-void SharedSaveDriver::OnCommitted(Save* save) {
+void SaveDriver::OnCommitted(Save* save) {
   OnSealedEverywhere(save);
   save->life.Committed();
-  if (std::exchange(save->shared->loading, true)) return;
+  if (std::exchange(save->node.loading, true)) return;
   save->run->shared->LoadCheckpoint(save->key.tag, save->sequence,
                                     [this, id = save->id](absl::StatusOr<SharedFilesIo::Loaded> loaded) {
                                       OnLoaded(id, std::move(loaded));
                                     });
 }
 
-void SharedSaveDriver::OnLoaded(int64_t save_id, absl::StatusOr<SharedFilesIo::Loaded> loaded) {
+void SaveDriver::OnLoaded(int64_t save_id, absl::StatusOr<SharedFilesIo::Loaded> loaded) {
   Save* save = saves_->Find(save_id);
   if (save == nullptr) return;
   if (loaded.ok()) return hooks_.committed(save, std::move(loaded->checkpoint), std::move(loaded->pointers));
@@ -218,17 +200,16 @@ void SharedSaveDriver::OnLoaded(int64_t save_id, absl::StatusOr<SharedFilesIo::L
   hooks_.committed_unread(save);
 }
 
-void SharedSaveDriver::OnEnded(Run* run, const SaveId& id, const absl::Status& why) {
-  Save* save = FindByKey(*run, id);
+void SaveDriver::OnEnded(Run* run, const SaveId& id, const absl::Status& why) {
+  Save* save = run->FindSave(id);
   if (save == nullptr) return hooks_.begun(*run, id, why);
-  save->shared->ended = true;
-  hooks_.fail(save, why, LevelOf(why));
+  hooks_.ended(save, why);
 }
 
-void SharedSaveDriver::OnReleased(Run* run, const SaveId& id) {
-  Save* save = FindByKey(*run, id);
+void SaveDriver::OnReleased(Run* run, const SaveId& id) {
+  Save* save = run->FindSave(id);
   if (save == nullptr) return;
-  save->shared->released = true;
+  save->node.released = true;
   if (save->phase() == SavePhase::kFailing) hooks_.continue_failing(save);
 }
 
