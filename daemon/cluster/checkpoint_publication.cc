@@ -25,11 +25,10 @@ CheckpointPublication::CheckpointPublication(Tools tools, Options options, Share
 
 template <typename Answer>
 auto CheckpointPublication::Then(void (CheckpointPublication::*done)(const Answer&)) {
-  return [this, done, alive = std::weak_ptr<bool>(alive_)](const Answer& answer) {
-    if (alive.expired()) return;
+  return callbacks_.Guard([this, done](const Answer& answer) {
     busy_ = false;
     (this->*done)(answer);
-  };
+  });
 }
 
 void CheckpointPublication::Go() {

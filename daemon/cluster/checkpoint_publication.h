@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <functional>
 #include <map>
-#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -19,6 +18,7 @@
 #include "daemon/ledger/checkpoint_readers.h"
 #include "daemon/ledger/compare_and_swap.h"
 #include "daemon/ledger/save_publication.h"
+#include "storage/base/callback_scope.h"
 #include "storage/base/clock.h"
 
 namespace ckptd {
@@ -133,7 +133,7 @@ class CheckpointPublication {
   SharedRootIo::Publication publication_;
   ledger::v1::SaveEnd given_up_;          // With kGiveUp.
   std::optional<Instant> nowhere_since_;  // It is neither at its tag nor in flight nor in the trash.
-  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
+  CallbackScope callbacks_;
 };
 
 }  // namespace ckptd

@@ -26,7 +26,7 @@ Evictions::Evictions(Etcd* etcd, Clock* clock, SharedRootIo* root, CheckpointRea
       readers_(etcd, std::move(options)) {}
 
 Evictions::~Evictions() {
-  alive_ = nullptr;
+  callbacks_.End();
   for (auto& [sequence, eviction] : std::exchange(evictions_, {})) {
     for (Eviction* each = &eviction; each != nullptr; each = each->next.get())
       each->done(NotCoordinator("remove its checkpoints any more", run_));
@@ -87,11 +87,10 @@ void Evictions::Step(int64_t sequence) {
   Eviction& eviction = found->second;
   if (!eviction.checked) {
     eviction.asking = true;
-    return root_->CheckRemovable(
-        eviction.victim.tag, sequence,
-        [this, sequence, alive = std::weak_ptr<bool>(alive_)](const absl::StatusOr<uint64_t>& inode) {
-          if (!alive.expired()) Checked(sequence, inode);
-        });
+    return root_->CheckRemovable(eviction.victim.tag, sequence,
+                                 callbacks_.Guard([this, sequence](const absl::StatusOr<uint64_t>& inode) {
+                                   Checked(sequence, inode);
+                                 }));
   }
   if (!eviction.decided) return Decide(sequence);
   eviction.asking = true;
@@ -99,10 +98,9 @@ void Evictions::Step(int64_t sequence) {
     return readers_.EndEviction(eviction.victim, office_,
                                 [this, sequence](const absl::Status& ended) { Ended(sequence, ended); });
   }
-  root_->Remove(eviction.victim.tag, sequence, eviction.victim.inode,
-                [this, sequence, alive = std::weak_ptr<bool>(alive_)](const absl::StatusOr<bool>& gone) {
-                  if (!alive.expired()) Removed(sequence, gone);
-                });
+  root_->Remove(
+      eviction.victim.tag, sequence, eviction.victim.inode,
+      callbacks_.Guard([this, sequence](const absl::StatusOr<bool>& gone) { Removed(sequence, gone); }));
 }
 
 void Evictions::Checked(int64_t sequence, const absl::StatusOr<uint64_t>& inode) {
@@ -124,12 +122,12 @@ void Evictions::Decide(int64_t sequence) {
   if (deciding_) return;  // OnTick, or the end of that decision.
   Eviction& eviction = evictions_.at(sequence);
   eviction.asking = deciding_ = true;
-  readers_.Evict(eviction.victim, eviction.count, office_,
-                 [this, sequence, alive = std::weak_ptr<bool>(alive_)](const absl::Status& decided) {
-                   deciding_ = false;
-                   Decided(sequence, decided);
-                   if (!alive.expired()) OnTick();  // The next one.
-                 });
+  readers_.Evict(eviction.victim, eviction.count, office_, [this, sequence](const absl::Status& decided) {
+    const CallbackScope::Observer here(callbacks_);
+    deciding_ = false;
+    Decided(sequence, decided);
+    if (!here.ended()) OnTick();  // The next one.
+  });
 }
 
 void Evictions::Decided(int64_t sequence, const absl::Status& decided) {
@@ -176,9 +174,9 @@ void Evictions::End(int64_t sequence, const absl::Status& result) {
   } else if (!result.ok()) {
     leaving_->erase(sequence);
   }
-  const std::weak_ptr<bool> alive = alive_;
+  const CallbackScope::Observer here(callbacks_);
   ended.done(result);
-  if (!alive.expired()) Step(sequence);
+  if (!here.ended()) Step(sequence);
 }
 
 }  // namespace ckptd

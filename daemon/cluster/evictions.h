@@ -19,6 +19,7 @@
 #include "daemon/ledger/checkpoint_readers.h"
 #include "daemon/ledger/compare_and_swap.h"
 #include "daemon/ledger/node_identity.h"
+#include "storage/base/callback_scope.h"
 #include "storage/base/clock.h"
 
 namespace ckptd {
@@ -88,7 +89,7 @@ class Evictions {
   const std::shared_ptr<std::set<int64_t>> leaving_ = std::make_shared<std::set<int64_t>>();
   bool term_begun_ = false;
   bool deciding_ = false;  // One at a time: each compares what another one would change.
-  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
+  CallbackScope callbacks_;
 };
 
 // FAILED_PRECONDITION, reason NOT_COORDINATOR.

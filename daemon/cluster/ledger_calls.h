@@ -13,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "daemon/etcd/backoff.h"
+#include "storage/base/callback_scope.h"
 #include "storage/base/clock.h"
 
 namespace ckptd {
@@ -68,7 +69,7 @@ class LedgerCalls {
   bool registered_ = false;
   int64_t next_ = 1;
   std::map<int64_t, Call> calls_;
-  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
+  CallbackScope callbacks_;
 };
 
 inline const absl::Status& StatusOfAnswer(const absl::Status& answer) { return answer; }
@@ -86,12 +87,10 @@ void LedgerCalls::Ask(const std::string& what, Instant deadline, std::function<v
   call.what = what;
   call.deadline = deadline;
   call.give_up = [shared](const absl::Status& why) { (*shared)(why); };
-  call.send = [this, shared, send = std::move(send), alive = std::weak_ptr<bool>(alive_)](int64_t sent,
-                                                                                          int64_t round) {
-    send([this, shared, alive, sent, round](T result) {
-      if (alive.expired() || !IsAnswered(sent, round, StatusOfAnswer(result))) return;
-      (*shared)(std::move(result));
-    });
+  call.send = [this, shared, send = std::move(send)](int64_t sent, int64_t round) {
+    send(callbacks_.Guard([this, shared, sent, round](T result) {
+      if (IsAnswered(sent, round, StatusOfAnswer(result))) (*shared)(std::move(result));
+    }));
   };
   Send(id);
 }

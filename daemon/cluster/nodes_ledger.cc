@@ -31,7 +31,7 @@ void NodesLedger::SetNode(const NodeIdentity* node) {
   node_.reset();
   ledger_ = nullptr;
   claims_.clear();
-  claiming_ = std::make_shared<bool>(true);
+  claiming_.emplace();
   calls_.SetRegistered(false);
   if (node == nullptr) return;
   node_ = *node;
@@ -111,11 +111,9 @@ void NodesLedger::Claim(const std::string& launch_id) {
   claims.under_way = true;
   const LaunchRoot root = {options_.cluster_prefix, launch_id, options_.path, options_.run_id};
   ClaimRoot(etcd_, *node_, root,
-            [this, launch_id, claiming = std::weak_ptr<bool>(claiming_),
-             joins = std::exchange(claims.waiting, {})](absl::Status claimed) mutable {
-              if (claiming.expired()) return;  // SetNode has asked again.
-              Claimed(launch_id, std::move(joins), claimed);
-            });
+            claiming_->Guard(
+                [this, launch_id, joins = std::exchange(claims.waiting, {})](
+                    const absl::Status& claimed) mutable { Claimed(launch_id, std::move(joins), claimed); }));
 }
 
 void NodesLedger::Claimed(const std::string& launch_id, std::vector<PendingJoin> joins,
@@ -127,11 +125,11 @@ void NodesLedger::Claimed(const std::string& launch_id, std::vector<PendingJoin>
   } else {
     Claim(launch_id);
   }
-  const std::weak_ptr<bool> claiming = claiming_;
+  const CallbackScope::Observer here(*claiming_);
   for (PendingJoin& join : joins) {
     if (!claimed.ok()) {
       join.answer(claimed);
-      if (claiming.expired()) return;
+      if (here.ended()) return;
     } else {
       ledger_->Join(join.spec, std::move(join.answer));
     }

@@ -19,6 +19,7 @@
 #include "daemon/etcd/etcd.h"
 #include "daemon/ledger/etcd_ledger.h"
 #include "daemon/ledger/node_identity.h"
+#include "storage/base/callback_scope.h"
 #include "storage/base/clock.h"
 #include "storage/ledger/ledger.h"
 
@@ -121,8 +122,7 @@ class NodesLedger : public Ledger {
   std::map<std::string, JoinSpec> living_;  // By instance.
   std::set<std::string> joining_again_;     // Of those.
   std::map<std::string, Claims> claims_;    // By launch; since the last SetNode.
-  // Expires with them.
-  std::shared_ptr<bool> claiming_ = std::make_shared<bool>(true);
+  std::optional<CallbackScope> claiming_;  // Of the present registration.
   std::function<void(int64_t)> active_changed_;
   int64_t active_ = -1;          // For all that is known; the watcher, if there is one, knows it.
   std::set<int64_t> committed_;  // Attempts, of which etcd has not been told.

@@ -172,11 +172,10 @@ void NodesResume::Look(int64_t attempt) {
   if (!view.failure.ok()) return End(attempt, view.failure);
   if (round.agreeing || !view.silent.empty() || view.missing_ranks > 0) return;
   round.agreeing = true;
-  ledger_->AgreeResume(
-      attempt, round.sequence,
-      [this, attempt, number = round.number, alive = std::weak_ptr<bool>(alive_)](absl::Status agreed) {
-        if (!alive.expired() && IsUnderWay(attempt, number)) End(attempt, agreed);
-      });
+  ledger_->AgreeResume(attempt, round.sequence,
+                       callbacks_.Guard([this, attempt, number = round.number](absl::Status agreed) {
+                         if (IsUnderWay(attempt, number)) End(attempt, agreed);
+                       }));
 }
 
 absl::Status NodesResume::NotInTime(const Round& round) const {

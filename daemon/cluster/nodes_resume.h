@@ -17,6 +17,7 @@
 #include "daemon/etcd/etcd_mirror.h"
 #include "daemon/ledger/keys.h"
 #include "daemon/ledger/node_identity.h"
+#include "storage/base/callback_scope.h"
 #include "storage/base/clock.h"
 #include "storage/ledger/ledger.h"
 
@@ -89,7 +90,7 @@ class NodesResume {
   int64_t last_round_ = 0;
   // The last report of this node's ranks, by attempt.
   std::map<int64_t, std::shared_ptr<std::string>> said_;
-  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
+  CallbackScope callbacks_;
 };
 
 }  // namespace ckptd

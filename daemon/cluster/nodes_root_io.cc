@@ -10,24 +10,20 @@
 namespace ckptd {
 
 void NodesRootIo::Open(Callback<absl::StatusOr<RootSnapshot>> done) {
-  files_.Open([this, alive = std::weak_ptr<bool>(alive_),
-               done = std::move(done)](absl::StatusOr<RootSnapshot> root) mutable {
-    if (alive.expired()) return;
+  files_.Open(callbacks_.Guard([this, done = std::move(done)](absl::StatusOr<RootSnapshot> root) mutable {
     if (!root.ok()) return done(std::move(root));
-    files_.RunId([this, alive, done = std::move(done),
-                  root = std::move(root)](const absl::StatusOr<SharedFilesIo::RunOfRoot>& run) mutable {
+    files_.RunId(callbacks_.Guard([this, done = std::move(done), root = std::move(root)](
+                                      const absl::StatusOr<SharedFilesIo::RunOfRoot>& run) mutable {
       if (!run.ok()) return done(run.status());
-      if (alive.expired()) return;
-      nodes_->CheckRoot(*run, [this, alive, run = *run, done = std::move(done),
-                               root = std::move(root)](const absl::Status& checked) mutable {
-        if (alive.expired()) return;
+      nodes_->CheckRoot(*run, callbacks_.Guard([this, run = *run, done = std::move(done),
+                                                root = std::move(root)](const absl::Status& checked) mutable {
         if (!checked.ok()) return done(checked);
         nodes_->Opened(run);
         nodes_->ApplyDecided(&*root);
         done(std::move(root));
-      });
-    });
-  });
+      }));
+    }));
+  }));
 }
 
 void NodesRootIo::Rescan(Callback<absl::StatusOr<RootSnapshot>> done) {
@@ -41,65 +37,60 @@ void NodesRootIo::Rescan(Callback<absl::StatusOr<RootSnapshot>> done) {
 // Else a job would resume from an older checkpoint than the newest, or from nothing, because this node does
 // not see yet what another one has published.
 void NodesRootIo::Look(Callback<absl::StatusOr<RootSnapshot>> done) {
-  files_.Rescan([this, alive = std::weak_ptr<bool>(alive_), begun = nodes_->Now(),
-                 done = std::move(done)](absl::StatusOr<RootSnapshot> root) mutable {
-    if (alive.expired()) return;
-    if (!root.ok()) return done(std::move(root));
-    if (nodes_->IsOld(*root, begun)) {
-      return nodes_->LookAgain([this, alive, done = std::move(done)]() mutable {
-        if (!alive.expired()) Look(std::move(done));
-      });
-    }
-    nodes_->ApplyDecided(&*root);
-    done(std::move(root));
-  });
+  files_.Rescan(callbacks_.Guard(
+      [this, begun = nodes_->Now(), done = std::move(done)](absl::StatusOr<RootSnapshot> root) mutable {
+        if (!root.ok()) return done(std::move(root));
+        if (nodes_->IsOld(*root, begun))
+          return nodes_->LookAgain(
+              callbacks_.Guard([this, done = std::move(done)]() mutable { Look(std::move(done)); }));
+        nodes_->ApplyDecided(&*root);
+        done(std::move(root));
+      }));
 }
 
 void NodesRootIo::OpenCheckpoint(std::string tag, int64_t sequence,
                                  Callback<absl::StatusOr<std::shared_ptr<CheckpointReader>>> done) {
   ++opening_;
-  auto answer = [this, alive = std::weak_ptr<bool>(alive_),
-                 done = std::move(done)](absl::StatusOr<std::shared_ptr<CheckpointReader>> opened) mutable {
-    if (alive.expired()) return;
-    --opening_;
-    done(std::move(opened));
-  };
-  nodes_->AcquireReader(sequence, [this, alive = std::weak_ptr<bool>(alive_), tag = std::move(tag), sequence,
-                                   answer = std::move(answer)](const absl::Status& acquired) mutable {
-    if (alive.expired()) return;
-    if (!acquired.ok()) return answer(acquired);
-    const std::function<void()> release = nodes_->ReleaserOf(sequence);
-    files_.OpenCheckpoint(tag, sequence,
-                          [this, alive, sequence, release, answer = std::move(answer)](
-                              absl::StatusOr<std::shared_ptr<CheckpointReader>> opened) mutable {
-                            if (alive.expired()) return;
-                            if (!opened.ok())
-                              return Explain(sequence, opened.status(), release, std::move(answer));
-                            // The same reader; when the last user has dropped it, the other nodes hear of it.
-                            CheckpointReader* const reader = opened->get();
-                            answer(std::shared_ptr<CheckpointReader>(
-                                reader, [release, owner = *std::move(opened)](CheckpointReader*) mutable {
-                                  owner.reset();
-                                  release();
-                                }));
-                          });
-  });
+  auto answer = callbacks_.Guard(
+      [this, done = std::move(done)](absl::StatusOr<std::shared_ptr<CheckpointReader>> opened) mutable {
+        --opening_;
+        done(std::move(opened));
+      });
+  nodes_->AcquireReader(
+      sequence, callbacks_.Guard([this, tag = std::move(tag), sequence,
+                                  answer = std::move(answer)](const absl::Status& acquired) mutable {
+        if (!acquired.ok()) return answer(acquired);
+        const std::function<void()> release = nodes_->ReleaserOf(sequence);
+        files_.OpenCheckpoint(
+            tag, sequence,
+            callbacks_.Guard([this, sequence, release, answer = std::move(answer)](
+                                 absl::StatusOr<std::shared_ptr<CheckpointReader>> opened) mutable {
+              if (!opened.ok()) return Explain(sequence, opened.status(), release, std::move(answer));
+              // The same reader; when the last user has dropped it, the other nodes hear of it.
+              CheckpointReader* const reader = opened->get();
+              answer(std::shared_ptr<CheckpointReader>(
+                  reader, [release, owner = *std::move(opened)](CheckpointReader*) mutable {
+                    owner.reset();
+                    release();
+                  }));
+            }));
+      }));
 }
 
 // Somebody may have removed it after this node's registration was lost, and with it what kept it: then it is
 // not damaged.
 void NodesRootIo::Explain(int64_t sequence, const absl::Status& error, const std::function<void()>& release,
                           Callback<absl::StatusOr<std::shared_ptr<CheckpointReader>>> answer) {
-  nodes_->ConfirmReader(sequence, [this, alive = std::weak_ptr<bool>(alive_), sequence, error, release,
-                                   answer = std::move(answer)](const absl::Status& confirmed) mutable {
-    if (alive.expired()) return;
-    release();
-    if (!confirmed.ok()) return answer(confirmed);
-    if (ReasonOf(error) != reason::kNoCheckpoint || !nodes_->WasRemoved(sequence)) return answer(error);
-    answer(MakeError(absl::StatusCode::kUnavailable, ledger_reason::kBeingRemoved,
-                     absl::StrCat("the checkpoint of sequence ", sequence,
-                                  " was removed, because there is a newer one; open that")));
-  });
+  nodes_->ConfirmReader(
+      sequence, callbacks_.Guard([this, sequence, error, release,
+                                  answer = std::move(answer)](const absl::Status& confirmed) mutable {
+        release();
+        if (!confirmed.ok()) return answer(confirmed);
+        if (ReasonOf(error) != reason::kNoCheckpoint || !nodes_->WasRemoved(sequence)) return answer(error);
+        answer(MakeError(absl::StatusCode::kUnavailable, ledger_reason::kBeingRemoved,
+                         absl::StrCat("the checkpoint of sequence ", sequence,
+                                      " was removed, because there is a newer one; open that")));
+      }));
 }
 
 }  // namespace ckptd

@@ -13,6 +13,7 @@
 
 #include "daemon/engine/root_io.h"
 #include "daemon/engine/shared_files_io.h"
+#include "storage/base/callback_scope.h"
 #include "storage/base/clock.h"
 
 namespace ckptd {
@@ -148,7 +149,7 @@ class NodesRootIo : public RootIo {
   NodesReading* nodes_ = nullptr;
   int opening_ = 0;   // OpenCheckpoint was not answered,
   int scanning_ = 0;  // and neither was Rescan.
-  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
+  CallbackScope callbacks_;
 };
 
 }  // namespace ckptd

@@ -34,7 +34,7 @@ NodesRun::NodesRun(Etcd* etcd, Clock* clock, SharedFilesIo* files, Options optio
 
 // Without a word: who has asked may be gone.
 NodesRun::~NodesRun() {
-  alive_ = nullptr;
+  callbacks_.End();
   DropOffice();
   saves_ = nullptr;
 }
@@ -53,14 +53,12 @@ ledger::v1::RunRoot NodesRun::RootOf(const SharedFilesIo::RunOfRoot& root) const
 void NodesRun::CheckRoot(const SharedFilesIo::RunOfRoot& root, Callback<absl::Status> checked) {
   etcdserverpb::RangeRequest request;
   request.set_key(LedgerKeys(absl::StrCat(options_.cluster_prefix, "runs/", root.id, "/")).Root());
-  etcd_->Range(
-      request, absl::StrCat("looking whether ", options_.path, " is the root of its run"),
-      [here = RootOf(root), id = root.id, alive = std::weak_ptr<bool>(alive_),
-       checked = std::move(checked)](const absl::StatusOr<etcdserverpb::RangeResponse>& found) mutable {
-        if (alive.expired()) return;
-        if (!found.ok()) return checked(absl::OkStatus());
-        checked(CheckRunRoot(id, here, {found->kvs().begin(), found->kvs().end()}));
-      });
+  etcd_->Range(request, absl::StrCat("looking whether ", options_.path, " is the root of its run"),
+               callbacks_.Guard([here = RootOf(root), id = root.id, checked = std::move(checked)](
+                                    const absl::StatusOr<etcdserverpb::RangeResponse>& found) mutable {
+                 if (!found.ok()) return checked(absl::OkStatus());
+                 checked(CheckRunRoot(id, here, {found->kvs().begin(), found->kvs().end()}));
+               }));
 }
 
 void NodesRun::Opened(const SharedFilesIo::RunOfRoot& root) {
@@ -304,13 +302,12 @@ void NodesRun::FinishPart(InflightId64 id, std::vector<storage::v1::PartRecord> 
 
 void NodesRun::LoadCheckpoint(const std::string& tag, int64_t sequence,
                               Callback<absl::StatusOr<SharedFilesIo::Loaded>> done) {
-  files_->LoadCheckpoint(tag, sequence,
-                         [this, alive = std::weak_ptr<bool>(alive_),
-                          done = std::move(done)](absl::StatusOr<SharedFilesIo::Loaded> loaded) mutable {
-                           if (alive.expired()) return;
-                           if (loaded.ok()) damages_->Apply(&loaded->checkpoint);
-                           done(std::move(loaded));
-                         });
+  files_->LoadCheckpoint(
+      tag, sequence,
+      callbacks_.Guard([this, done = std::move(done)](absl::StatusOr<SharedFilesIo::Loaded> loaded) mutable {
+        if (loaded.ok()) damages_->Apply(&loaded->checkpoint);
+        done(std::move(loaded));
+      }));
 }
 
 // ---- the office
@@ -406,7 +403,7 @@ void NodesRun::DropOffice() {
   evictions_ = nullptr;
   counter_ = nullptr;
   files_->EndTerm();
-  if (alive_ != nullptr) hooks_.office_changed();
+  if (!callbacks_.ended()) hooks_.office_changed();
 }
 
 void NodesRun::Resign(absl::AnyInvocable<void(absl::Status)> resigned) {
@@ -418,11 +415,7 @@ void NodesRun::Resign(absl::AnyInvocable<void(absl::Status)> resigned) {
 // A removal ends with the office, and nobody hears of it any more when the run is closed.
 void NodesRun::Evict(const std::string& tag, int64_t sequence, Callback<absl::Status> done) {
   if (evictions_ != nullptr) {
-    return evictions_->Evict(
-        tag, sequence, damages_->damaged(), Listed(),
-        [alive = std::weak_ptr<bool>(alive_), done = std::move(done)](const absl::Status& removed) mutable {
-          if (!alive.expired()) done(removed);
-        });
+    return evictions_->Evict(tag, sequence, damages_->damaged(), Listed(), callbacks_.Guard(std::move(done)));
   }
   options_.post([done = std::move(done),
                  error = NotCoordinator("remove its checkpoints", options_.path)]() mutable { done(error); });
@@ -652,11 +645,8 @@ void NodesRun::ConfirmReader(int64_t sequence, Callback<absl::Status> confirmed)
 }
 
 std::function<void()> NodesRun::ReleaserOf(int64_t sequence) {
-  return [this, post = options_.post, alive = std::weak_ptr<bool>(alive_), sequence] {
-    post([this, alive, sequence] {
-      if (!alive.expired()) readers_->Release(sequence);
-    });
-  };
+  return [post = options_.post,
+          release = callbacks_.Guard([this, sequence] { readers_->Release(sequence); })] { post(release); };
 }
 
 // ---- resume
@@ -671,9 +661,7 @@ void NodesRun::WhenSettled(int64_t attempt, Callback<absl::Status> settled) {
 void NodesRun::ListUnsettled(int64_t attempt, LedgerCalls::Answer<absl::Status> done) {
   ListPrefix(
       etcd_, LedgerKeys(prefix_).SaveStates(), absl::StrCat("looking at the saves of run ", options_.path),
-      [this, attempt, alive = std::weak_ptr<bool>(alive_),
-       done = std::move(done)](absl::StatusOr<EtcdListing> listing) mutable {
-        if (alive.expired()) return;
+      callbacks_.Guard([this, attempt, done = std::move(done)](absl::StatusOr<EtcdListing> listing) mutable {
         if (!listing.ok()) return done(listing.status());
         const size_t prefix = LedgerKeys(prefix_).SaveStates().size();
         for (const etcdserverpb::KeyValue& key : listing->keys) {
@@ -690,7 +678,7 @@ void NodesRun::ListUnsettled(int64_t attempt, LedgerCalls::Answer<absl::Status> 
                                              " is still ", SaveState::Phase_Name(state.phase()))));
         }
         done(absl::OkStatus());
-      });
+      }));
 }
 
 void NodesRun::FinishResume(int64_t attempt, int64_t sequence, const absl::Status& mine, Instant deadline,

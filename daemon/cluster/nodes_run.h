@@ -35,6 +35,7 @@
 #include "daemon/ledger/node_identity.h"
 #include "daemon/ledger/run_coordinator.h"
 #include "daemon/ledger/user_use.h"
+#include "storage/base/callback_scope.h"
 #include "storage/base/clock.h"
 
 namespace ckptd {
@@ -256,7 +257,7 @@ class NodesRun : public SharedRun, public NodesReading {
   absl::AnyInvocable<void()> saves_ended_;  // Of EndSaves; null: it was not called, or was answered.
   Instant end_saves_by_{};
   std::vector<HalfRemoved> half_removed_;
-  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
+  CallbackScope callbacks_;
 };
 
 }  // namespace ckptd

@@ -78,18 +78,16 @@ void NodesRun::SkipAfter(const SaveId& save, Duration silence) {
 // Etcd does not hear of it. The engine may have promised the memory for it before it hears that.
 void NodesRun::Refuse(const SaveId& save, const absl::Status& why) {
   savings_.at(save).given_up = why;
-  options_.post([this, alive = std::weak_ptr<bool>(alive_), save, why] {
-    if (alive.expired()) return;
+  options_.post(callbacks_.Guard([this, save, why] {
     hooks_.failed(save, why);
     OnReleased(save);
-  });
+  }));
 }
 
 // A rank that begins it later hears the same.
 void NodesRun::TellAgain(const SaveId& save) {
-  options_.post([this, alive = std::weak_ptr<bool>(alive_), save, why = savings_.at(save).given_up] {
-    if (!alive.expired()) hooks_.failed(save, why);
-  });
+  options_.post(
+      callbacks_.Guard([this, save, why = savings_.at(save).given_up] { hooks_.failed(save, why); }));
 }
 
 void NodesRun::Accept(const SaveId& save, const std::optional<storage::v1::RetentionPolicy>& retention) {

@@ -64,15 +64,14 @@ void SaveCoordinator::Start() {
 void SaveCoordinator::BeginTerm() {
   if (term_begun_ || beginning_term_ || !term_backoff_.IsOver(clock_->Now())) return;
   beginning_term_ = true;
-  root_->BeginTerm(office_.term, [this, alive = std::weak_ptr<bool>(alive_)](const absl::Status& begun) {
-    if (alive.expired()) return;
+  root_->BeginTerm(office_.term, callbacks_.Guard([this](const absl::Status& begun) {
     beginning_term_ = false;
     term_begun_ = begun.ok();
     term_error_ = begun;
     if (!term_begun_) return term_backoff_.Failed(clock_->Now());
     hooks_.term_begun();
     AllChanged();
-  });
+  }));
 }
 
 // ---- what etcd shows
@@ -213,16 +212,14 @@ void SaveCoordinator::MakeInflight(Save& save) {
   if (save.save.state.phase() != SaveState::PROPOSED || std::exchange(save.making, true)) return;
   const int64_t sequence = save.save.sequence;
   save.making_since = clock_->Now();
-  root_->MakeInflight(
-      save.save.state.tag(), sequence,
-      [this, sequence, alive = std::weak_ptr<bool>(alive_)](const absl::StatusOr<std::string>& name) {
-        if (alive.expired()) return;
-        const auto found = saves_.find(sequence);
-        if (found == saves_.end()) return;
-        if (name.ok()) found->second.inflight = *name;
-        found->second.unusable = name.status();
-        Changed(sequence);
-      });
+  root_->MakeInflight(save.save.state.tag(), sequence,
+                      callbacks_.Guard([this, sequence](const absl::StatusOr<std::string>& name) {
+                        const auto found = saves_.find(sequence);
+                        if (found == saves_.end()) return;
+                        if (name.ok()) found->second.inflight = *name;
+                        found->second.unusable = name.status();
+                        Changed(sequence);
+                      }));
 }
 
 void SaveCoordinator::Decide(Save& save, const SaveView& view) {
@@ -396,14 +393,12 @@ void SaveCoordinator::Sweep() {
   std::set<int64_t> unfinished = ahead_.sequences();
   unfinished.merge(unknown_.sequences());
   for (const auto& [sequence, save] : saves_) unfinished.insert(sequence);
-  root_->Sweep(last_sequence_, unfinished,
-               [this, alive = std::weak_ptr<bool>(alive_)](const absl::Status& swept) {
-                 if (alive.expired()) return;
-                 sweeping_ = false;
-                 if (swept.ok()) return sweep_backoff_.Succeeded();
-                 sweep_needed_ = true;
-                 sweep_backoff_.Failed(clock_->Now());
-               });
+  root_->Sweep(last_sequence_, unfinished, callbacks_.Guard([this](const absl::Status& swept) {
+    sweeping_ = false;
+    if (swept.ok()) return sweep_backoff_.Succeeded();
+    sweep_needed_ = true;
+    sweep_backoff_.Failed(clock_->Now());
+  }));
 }
 
 void SaveCoordinator::Lose(const absl::Status& why) {

@@ -32,6 +32,7 @@
 #include "daemon/ledger/save_admission.h"
 #include "daemon/ledger/save_publication.h"
 #include "daemon/ledger/save_view.h"
+#include "storage/base/callback_scope.h"
 #include "storage/base/clock.h"
 
 namespace ckptd {
@@ -155,7 +156,7 @@ class SaveCoordinator {
   int64_t unused_ = 0;  // The last sequence for which a directory was made that no save has.
   bool sweep_needed_ = false, sweeping_ = false;
   Backoff sweep_backoff_;
-  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
+  CallbackScope callbacks_;
 };
 
 }  // namespace ckptd

@@ -93,11 +93,10 @@ void SavesAhead::MakeNext() {
   const bool saves = saving_ != 0 && saving_ == tools_.watch->active();
   if (making_ != 0 || has_one || !saves || !backoff_.IsOver(tools_.clock->Now())) return;
   const int64_t sequence = making_ = last_ + 1;
-  tools_.root->MakeInflight(
-      kNoTag, sequence,
-      [this, sequence, alive = std::weak_ptr<bool>(alive_)](const absl::StatusOr<std::string>& inflight) {
-        if (!alive.expired()) Made(sequence, inflight);
-      });
+  tools_.root->MakeInflight(kNoTag, sequence,
+                            callbacks_.Guard([this, sequence](const absl::StatusOr<std::string>& inflight) {
+                              Made(sequence, inflight);
+                            }));
 }
 
 void SavesAhead::Made(int64_t sequence, const absl::StatusOr<std::string>& inflight) {

@@ -15,7 +15,6 @@
 #include <cstdint>
 #include <functional>
 #include <map>
-#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -30,6 +29,7 @@
 #include "daemon/ledger/change_save.h"
 #include "daemon/ledger/keys.h"
 #include "daemon/ledger/save_admission.h"
+#include "storage/base/callback_scope.h"
 #include "storage/base/clock.h"
 
 namespace ckptd {
@@ -99,7 +99,7 @@ class SavesAhead {
   int64_t saving_ = 0;              // The last attempt that has a save.
   int64_t making_ = 0;              // The sequence of the one that is being made; 0: none is.
   Backoff backoff_;
-  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
+  CallbackScope callbacks_;
 };
 
 }  // namespace ckptd

@@ -117,11 +117,11 @@ void SharedSaves::Begin(const SaveName& name, Instant admission_deadline, std::v
 
 // The owner forgets a save that was given up once its memory is released; a rank may begin it after that.
 void SharedSaves::TellAgain(const SaveName& name, const absl::Status& why) {
-  options_.post([this, name, why, alive = std::weak_ptr<bool>(alive_)] {
-    if (alive.expired() || lost_) return;
+  options_.post(callbacks_.Guard([this, name, why] {
+    if (lost_) return;
     hooks_.failed(name, why);
     hooks_.released(name);
-  });
+  }));
 }
 
 void SharedSaves::BeginSealed(const SaveName& name, std::vector<int> ranks) {
@@ -192,9 +192,7 @@ void SharedSaves::Ask(const SaveName& name) {
 // What etcd shows need not be asked for.
 void SharedSaves::BeginAt(const SaveName& name, const NodeSave& part) {
   if (!Known(name, part)) return Send(name, part, Request::kBegin);
-  options_.post([this, name, alive = std::weak_ptr<bool>(alive_)] {
-    if (!alive.expired()) TellKnown(name);
-  });
+  options_.post(callbacks_.Guard([this, name] { TellKnown(name); }));
 }
 
 void SharedSaves::TellKnown(const SaveName& name) {

@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <functional>
 #include <map>
-#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -27,6 +26,7 @@
 #include "daemon/ledger/node_identity.h"
 #include "daemon/ledger/save_admission.h"
 #include "daemon/ledger/save_reports.h"
+#include "storage/base/callback_scope.h"
 #include "storage/base/clock.h"
 
 namespace ckptd {
@@ -154,7 +154,7 @@ class SharedSaves {
   std::map<SaveName, int64_t> sequences_;  // Of all saves that etcd shows.
   int64_t newest_committed_ = 0;           // The last of them that is a checkpoint; 0: none.
   int64_t open_ = 0;                       // The last save that is OPEN, or was; 0: none.
-  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
+  CallbackScope callbacks_;
 };
 
 }  // namespace ckptd

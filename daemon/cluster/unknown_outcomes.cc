@@ -43,7 +43,7 @@ UnknownOutcomes::UnknownOutcomes(Tools tools, CompareAndSwap::Held office, std::
     : tools_(tools), office_(std::move(office)), run_(std::move(run)), hooks_(std::move(hooks)) {}
 
 UnknownOutcomes::~UnknownOutcomes() {
-  alive_ = nullptr;
+  callbacks_.End();
   for (auto& [sequence, unknown] : unknown_)
     Refuse(unknown, NotCoordinator("settle its saves any more", run_));
 }
@@ -111,11 +111,11 @@ void UnknownOutcomes::Settle(const std::string& tag, bool is_checkpoint, Answer 
 void UnknownOutcomes::Look(Unknown& unknown) {
   unknown.asking = true;
   const SharedSave& save = unknown.save;
-  tools_.root->Find({save.state.tag(), save.sequence, save.state.inflight()},
-                    [this, sequence = save.sequence,
-                     alive = std::weak_ptr<bool>(alive_)](const absl::StatusOr<SharedPlace>& place) {
-                      if (!alive.expired()) Looked(sequence, place);
-                    });
+  tools_.root->Find(
+      {save.state.tag(), save.sequence, save.state.inflight()},
+      callbacks_.Guard([this, sequence = save.sequence](const absl::StatusOr<SharedPlace>& place) {
+        Looked(sequence, place);
+      }));
 }
 
 void UnknownOutcomes::Looked(int64_t sequence, const absl::StatusOr<SharedPlace>& place) {
@@ -143,12 +143,11 @@ void UnknownOutcomes::Looked(int64_t sequence, const absl::StatusOr<SharedPlace>
 
 void UnknownOutcomes::Release(Unknown& unknown, bool is_checkpoint) {
   unknown.asking = true;
-  tools_.decisions->Release(unknown.save, office_,
-                            is_checkpoint ? SaveState::IS_CHECKPOINT : SaveState::IS_NO_CHECKPOINT,
-                            [this, sequence = unknown.save.sequence,
-                             alive = std::weak_ptr<bool>(alive_)](const absl::StatusOr<SharedSave>& save) {
-                              if (!alive.expired()) Released(sequence, save);
-                            });
+  tools_.decisions->Release(
+      unknown.save, office_, is_checkpoint ? SaveState::IS_CHECKPOINT : SaveState::IS_NO_CHECKPOINT,
+      callbacks_.Guard([this, sequence = unknown.save.sequence](const absl::StatusOr<SharedSave>& save) {
+        Released(sequence, save);
+      }));
 }
 
 void UnknownOutcomes::Released(int64_t sequence, const absl::StatusOr<SharedSave>& save) {

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <functional>
 #include <map>
-#include <memory>
 #include <set>
 #include <string>
 #include <vector>
@@ -19,6 +18,7 @@
 #include "daemon/ledger/change_save.h"
 #include "daemon/ledger/compare_and_swap.h"
 #include "daemon/ledger/save_publication.h"
+#include "storage/base/callback_scope.h"
 #include "storage/base/clock.h"
 
 namespace ckptd {
@@ -84,7 +84,7 @@ class UnknownOutcomes {
   const Hooks hooks_;
   std::map<int64_t, Unknown> unknown_;      // By sequence.
   std::map<std::string, Settled> settled_;  // By tag: the last one of each.
-  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
+  CallbackScope callbacks_;
 };
 
 }  // namespace ckptd

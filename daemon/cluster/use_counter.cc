@@ -36,9 +36,7 @@ void UseCounter::ReadPage(const std::string& from) {
   request.set_limit(kKeysPerPage);
   etcd_->Range(
       request, absl::StrCat("counting the keys of run ", options_.path),
-      [this, alive = std::weak_ptr<bool>(alive_)](const absl::StatusOr<etcdserverpb::RangeResponse>& page) {
-        if (!alive.expired()) OnPage(page);
-      });
+      callbacks_.Guard([this](const absl::StatusOr<etcdserverpb::RangeResponse>& page) { OnPage(page); }));
 }
 
 void UseCounter::OnPage(const absl::StatusOr<etcdserverpb::RangeResponse>& page) {
@@ -61,9 +59,7 @@ void UseCounter::Write() {
     return {Put(key, value)};
   };
   swap.purpose = absl::StrCat("writing how many keys run ", options_.path, " has");
-  SwapIn(etcd_, std::move(swap), [this, alive = std::weak_ptr<bool>(alive_)](const absl::Status&) {
-    if (!alive.expired()) Ended();
-  });
+  SwapIn(etcd_, std::move(swap), callbacks_.Guard([this](const absl::Status&) { Ended(); }));
 }
 
 void UseCounter::Ended() {

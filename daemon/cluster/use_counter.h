@@ -4,13 +4,13 @@
 
 #include <chrono>
 #include <cstdint>
-#include <memory>
 #include <string>
 
 #include "absl/status/statusor.h"
 #include "ckptd/ledger/v1/ledger.pb.h"
 #include "daemon/etcd/etcd.h"
 #include "daemon/ledger/compare_and_swap.h"
+#include "storage/base/callback_scope.h"
 #include "storage/base/clock.h"
 
 namespace ckptd {
@@ -43,7 +43,7 @@ class UseCounter {
   bool counting_ = false;
   Instant begun_{}, next_{};
   ledger::v1::RunUse counted_;
-  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
+  CallbackScope callbacks_;
 };
 
 }  // namespace ckptd

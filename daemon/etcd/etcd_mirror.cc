@@ -39,14 +39,12 @@ const std::string* EtcdMirror::Find(const std::string& key) const {
 // Every call has a deadline, so this does not ask in a tight loop while etcd is away.
 void EtcdMirror::List() {
   watch_ = nullptr;
-  ListRange(etcd_, first_, end_, purpose_,
-            [this, alive = std::weak_ptr<bool>(alive_)](absl::StatusOr<EtcdListing> listing) {
-              if (alive.expired()) return;
-              if (listing.ok()) return Listed(*std::move(listing));
-              const std::string reason(ReasonOf(listing.status()));
-              if (reason == ledger_reason::kUnavailable || reason == ledger_reason::kCompacted) return List();
-              End(listing.status());
-            });
+  ListRange(etcd_, first_, end_, purpose_, callbacks_.Guard([this](absl::StatusOr<EtcdListing> listing) {
+    if (listing.ok()) return Listed(*std::move(listing));
+    const std::string reason(ReasonOf(listing.status()));
+    if (reason == ledger_reason::kUnavailable || reason == ledger_reason::kCompacted) return List();
+    End(listing.status());
+  }));
 }
 
 void EtcdMirror::Listed(EtcdListing listing) {

@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "daemon/etcd/etcd.h"
 #include "daemon/etcd/etcd_listing.h"
+#include "storage/base/callback_scope.h"
 
 namespace ckptd {
 
@@ -57,7 +58,7 @@ class EtcdMirror {
   bool listed_ = false;
   Keys keys_;
   std::unique_ptr<EtcdWatch> watch_;
-  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
+  CallbackScope callbacks_;
 };
 
 }  // namespace ckptd

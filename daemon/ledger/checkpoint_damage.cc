@@ -58,11 +58,9 @@ void CheckpointDamage::Set(int64_t sequence, const storage::v1::Damage* damage, 
       absl::StrCat(damage != nullptr ? "marking a checkpoint as damaged" : "clearing a damage mark",
                    " of run ", options_.run);
   SwapIn(etcd_, std::move(swap),
-         [refused, alive = std::weak_ptr<bool>(alive_),
-          done = std::move(done)](const absl::Status& written) mutable {
-           if (alive.expired()) return;
+         callbacks_.Guard([refused, done = std::move(done)](const absl::Status& written) mutable {
            done(written.ok() ? *refused : written);
-         });
+         }));
 }
 
 std::set<int64_t> DamagedOf(const std::vector<etcdserverpb::KeyValue>& found) {

@@ -16,6 +16,7 @@
 #include "daemon/ledger/ended_removals.h"
 #include "daemon/ledger/keys.h"
 #include "daemon/ledger/node_identity.h"
+#include "storage/base/callback_scope.h"
 
 namespace ckptd {
 
@@ -53,7 +54,7 @@ class CheckpointDamage {
   Etcd* const etcd_;
   const Options options_;
   const LedgerKeys keys_;
-  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
+  CallbackScope callbacks_;
 };
 
 // The sequences that are marked, of what was found under LedgerKeys::Damages.

@@ -165,11 +165,9 @@ void CheckpointReaders::Remove(const Victim& victim, int64_t replaced_by, const 
 
 void CheckpointReaders::Finish(CompareAndSwap swap, std::shared_ptr<absl::Status> refused, Done done) {
   SwapIn(etcd_, std::move(swap),
-         [refused, alive = std::weak_ptr<bool>(alive_),
-          done = std::move(done)](const absl::Status& written) mutable {
-           if (alive.expired()) return;
+         callbacks_.Guard([refused, done = std::move(done)](const absl::Status& written) mutable {
            done(written.ok() ? *refused : written);
-         });
+         }));
 }
 
 std::vector<std::string> ReadersOf(const std::vector<etcdserverpb::KeyValue>& found) {

@@ -16,6 +16,7 @@
 #include "daemon/ledger/ended_removals.h"
 #include "daemon/ledger/keys.h"
 #include "daemon/ledger/node_identity.h"
+#include "storage/base/callback_scope.h"
 
 namespace ckptd {
 
@@ -72,7 +73,7 @@ class CheckpointReaders {
   Etcd* const etcd_;
   const Options options_;
   const LedgerKeys keys_;
-  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
+  CallbackScope callbacks_;
 };
 
 // The nodes that read a checkpoint, of what was found under LedgerKeys::Readers.

@@ -42,10 +42,7 @@ EtcdLedger::EtcdLedger(Etcd* etcd, Clock* clock, Options options)
 
 void EtcdLedger::Swap(CompareAndSwap swap, absl::AnyInvocable<void(absl::Status)> done) {
   swap.held = {options_.node.Held()};
-  SwapIn(etcd_, std::move(swap),
-         [alive = std::weak_ptr<bool>(alive_), done = std::move(done)](absl::Status status) mutable {
-           if (!alive.expired()) done(std::move(status));
-         });
+  SwapIn(etcd_, std::move(swap), callbacks_.Guard(std::move(done)));
 }
 
 template <typename T>
@@ -127,7 +124,7 @@ void EtcdLedger::EndRound(JoinRound& round, const absl::Status& written) {
   } else {
     round_backoff_.Succeeded();
   }
-  const std::weak_ptr<bool> alive = alive_;
+  const CallbackScope::Observer here(callbacks_);
   for (size_t i = 0; i < round.joins().size(); ++i) {
     const Ledger::JoinSpec& spec = round.joins()[i].spec;
     absl::StatusOr<int64_t> result = written.ok() ? round.results()[i] : absl::StatusOr<int64_t>(written);
@@ -137,7 +134,7 @@ void EtcdLedger::EndRound(JoinRound& round, const absl::Status& written) {
       living_[spec.instance] = ProcessOf(spec, *result);
     }
     round.joins()[i].answer(std::move(result));
-    if (alive.expired()) return;
+    if (here.ended()) return;
   }
   BeginRound();
 }
@@ -157,12 +154,12 @@ void EtcdLedger::Activate(int64_t attempt, Answer<absl::Status> answer) {
 }
 
 void EtcdLedger::Activated(int64_t attempt, const absl::Status& result) {
-  const std::weak_ptr<bool> alive = alive_;
+  const CallbackScope::Observer here(callbacks_);
   if (result.ok()) SawActive(attempt);
   auto waiting = activating_.extract(attempt);
   for (auto& answer : waiting.mapped()) {
     answer(result);
-    if (alive.expired()) return;
+    if (here.ended()) return;
   }
 }
 
@@ -178,13 +175,12 @@ void EtcdLedger::ReadActive() {
   request.set_key(keys_.Active());
   etcd_->Range(
       request, While("reading the active attempt"),
-      [this, alive = std::weak_ptr<bool>(alive_)](const absl::StatusOr<etcdserverpb::RangeResponse>& found) {
-        if (alive.expired()) return;
+      callbacks_.Guard([this](const absl::StatusOr<etcdserverpb::RangeResponse>& found) {
         if (ReasonOf(found.status()) == ledger_reason::kUnavailable) return ReadActive();
         if (!found.ok()) return;  // Every decision hears the same error.
         SawActive(RunState(keys_, options_.node.name, {{found->kvs().begin(), found->kvs().end()}}).active());
         WatchActive(found->header().revision() + 1);
-      });
+      }));
 }
 
 void EtcdLedger::WatchActive(int64_t from_revision) {

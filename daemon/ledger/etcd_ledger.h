@@ -22,6 +22,7 @@
 #include "daemon/ledger/keys.h"
 #include "daemon/ledger/node_identity.h"
 #include "daemon/ledger/run_state.h"
+#include "storage/base/callback_scope.h"
 #include "storage/base/clock.h"
 #include "storage/ledger/ledger.h"
 #include "storage/ledger/local_ledger.h"
@@ -121,7 +122,7 @@ class EtcdLedger {
   std::function<void(int64_t)> active_changed_;
   std::unique_ptr<EtcdWatch> watch_;
 
-  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
+  CallbackScope callbacks_;
 };
 
 }  // namespace ckptd

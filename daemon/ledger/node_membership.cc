@@ -53,12 +53,11 @@ void NodeMembership::Register() {
 
 void NodeMembership::Remember(const std::vector<std::string>& incarnations,
                               NodeRegistration::Done remembered) {
-  remember_(incarnations, [this, alive = std::weak_ptr<bool>(alive_), incarnations,
-                           remembered = std::move(remembered)](absl::Status status) mutable {
-    if (alive.expired()) return;
+  remember_(incarnations, callbacks_.Guard([this, incarnations,
+                                            remembered = std::move(remembered)](absl::Status status) mutable {
     if (status.ok()) remembered_ = incarnations;
     remembered(std::move(status));
-  });
+  }));
 }
 
 void NodeMembership::Registered(const absl::Status& status) {

@@ -14,6 +14,7 @@
 #include "daemon/etcd/etcd.h"
 #include "daemon/ledger/node_identity.h"
 #include "daemon/ledger/node_registration.h"
+#include "storage/base/callback_scope.h"
 #include "storage/base/clock.h"
 
 namespace ckptd {
@@ -73,7 +74,7 @@ class NodeMembership {
   std::string last_reason_;  // Of the last failure; empty after a success.
   Instant next_try_{};
   Duration wait_;
-  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
+  CallbackScope callbacks_;
 };
 
 }  // namespace ckptd

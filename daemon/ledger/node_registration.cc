@@ -44,12 +44,6 @@ NodeRegistration::~NodeRegistration() = default;
 
 void NodeRegistration::OnTick() { lease_.OnTick(); }
 
-NodeRegistration::Done NodeRegistration::IfAlive(Done done) const {
-  return [alive = std::weak_ptr<bool>(alive_), done = std::move(done)](absl::Status status) mutable {
-    if (!alive.expired()) done(std::move(status));
-  };
-}
-
 // Before etcd can know the new incarnation, the state directory does: a daemon that ends in between would
 // leave a name that its successor may not take.
 void NodeRegistration::Register(Done answer) {
@@ -58,7 +52,8 @@ void NodeRegistration::Register(Done answer) {
   if (std::find(incarnations.begin(), incarnations.end(), options_.incarnation) == incarnations.end()) {
     incarnations.push_back(options_.incarnation);
   }
-  remember_(incarnations, IfAlive([this, answer = std::move(answer)](const absl::Status& remembered) mutable {
+  remember_(incarnations,
+            callbacks_.Guard([this, answer = std::move(answer)](const absl::Status& remembered) mutable {
               if (!remembered.ok()) return answer(remembered);
               Acquire(std::move(answer));
             }));
@@ -76,17 +71,19 @@ void NodeRegistration::TakeName(Done answer) {
   auto predecessor = std::make_shared<Predecessor>();
   CompareAndSwap swap;
   swap.ranges = {{identity_.key}};
-  swap.decide = [this, predecessor, alive = std::weak_ptr<bool>(alive_)](const CompareAndSwap::Found& found) {
-    return alive.expired() ? std::vector<RequestOp>() : Decide(found, predecessor.get());
+  swap.decide = [this, predecessor,
+                 here = CallbackScope::Observer(callbacks_)](const CompareAndSwap::Found& found) {
+    return here.ended() ? std::vector<RequestOp>() : Decide(found, predecessor.get());
   };
   swap.purpose = absl::StrCat("registering as node ", options_.name);
-  SwapIn(etcd_, std::move(swap),
-         IfAlive([this, predecessor, answer = std::move(answer)](const absl::Status& written) mutable {
-           if (!written.ok()) return answer(written);
-           if (!predecessor->refused.ok()) return answer(predecessor->refused);
-           if (predecessor->found) return EndPredecessor(predecessor->lease, std::move(answer));
-           RememberOnlyThis(std::move(answer));
-         }));
+  SwapIn(
+      etcd_, std::move(swap),
+      callbacks_.Guard([this, predecessor, answer = std::move(answer)](const absl::Status& written) mutable {
+        if (!written.ok()) return answer(written);
+        if (!predecessor->refused.ok()) return answer(predecessor->refused);
+        if (predecessor->found) return EndPredecessor(predecessor->lease, std::move(answer));
+        RememberOnlyThis(std::move(answer));
+      }));
 }
 
 std::vector<RequestOp> NodeRegistration::Decide(const CompareAndSwap::Found& found,
@@ -120,7 +117,7 @@ absl::Status NodeRegistration::Taken(const std::string& host) const {
 void NodeRegistration::EndPredecessor(int64_t lease, Done answer) {
   etcdserverpb::LeaseRevokeRequest request;
   request.set_id(lease);
-  auto done = IfAlive([this, answer = std::move(answer)](const absl::Status& ended) mutable {
+  auto done = callbacks_.Guard([this, answer = std::move(answer)](const absl::Status& ended) mutable {
     if (!ended.ok() && ReasonOf(ended) != ledger_reason::kLeaseEnded) return answer(ended);
     RememberOnlyThis(std::move(answer));
   });
@@ -133,7 +130,7 @@ void NodeRegistration::EndPredecessor(int64_t lease, Done answer) {
 
 void NodeRegistration::RememberOnlyThis(Done answer) {
   remember_({options_.incarnation},
-            IfAlive([this, answer = std::move(answer)](const absl::Status& remembered) mutable {
+            callbacks_.Guard([this, answer = std::move(answer)](const absl::Status& remembered) mutable {
               if (!remembered.ok()) return answer(remembered);
               if (!lease_.held()) return answer(identity_.Held().lost);
               registered_ = true;

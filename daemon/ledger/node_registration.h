@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -14,6 +13,7 @@
 #include "daemon/etcd/etcd_lease.h"
 #include "daemon/ledger/compare_and_swap.h"
 #include "daemon/ledger/node_identity.h"
+#include "storage/base/callback_scope.h"
 #include "storage/base/clock.h"
 
 namespace ckptd {
@@ -74,7 +74,6 @@ class NodeRegistration {
   void Lost(const absl::Status& why);
   absl::Status Taken(const std::string& host) const;
   // Runs `done` unless this object has ended.
-  Done IfAlive(Done done) const;
 
   Etcd* const etcd_;
   const Options options_;
@@ -83,7 +82,7 @@ class NodeRegistration {
   EtcdLease lease_;
   NodeIdentity identity_;
   bool registered_ = false;
-  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
+  CallbackScope callbacks_;
 };
 
 }  // namespace ckptd

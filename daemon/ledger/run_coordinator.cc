@@ -47,12 +47,12 @@ void RunCoordinator::Read() {
   etcdserverpb::RangeRequest request;
   request.set_key(keys_.Coordinator());
   etcd_->Range(request, While("looking for the coordinator"),
-               [this, alive = std::weak_ptr<bool>(alive_)](const absl::StatusOr<RangeResponse>& found) {
-                 if (alive.expired() || stopped_) return;
+               callbacks_.Guard([this](const absl::StatusOr<RangeResponse>& found) {
+                 if (stopped_) return;
                  if (found.ok()) return WasRead(*found);
                  if (ReasonOf(found.status()) == ledger_reason::kUnavailable) return Read();
                  End(found.status());
-               });
+               }));
 }
 
 void RunCoordinator::WasRead(const RangeResponse& found) {
@@ -82,8 +82,8 @@ void RunCoordinator::TakeOffice() {
     };
   };
   swap.purpose = While("becoming the coordinator");
-  SwapIn(etcd_, std::move(swap), [this, alive = std::weak_ptr<bool>(alive_)](const absl::Status& taken) {
-    if (alive.expired() || stopped_) return;
+  SwapIn(etcd_, std::move(swap), callbacks_.Guard([this](const absl::Status& taken) {
+    if (stopped_) return;
     if (ReasonOf(taken) == ledger_reason::kFull) {
       etcd_full_ = true;
       return backoff_.Failed(clock_->Now());
@@ -91,7 +91,7 @@ void RunCoordinator::TakeOffice() {
     backoff_.Succeeded();
     if (taken.ok() || ReasonOf(taken) == ledger_reason::kUnavailable) return Read();
     End(taken);
-  });
+  }));
 }
 
 void RunCoordinator::Watch(int64_t from_revision) {
@@ -132,10 +132,10 @@ void RunCoordinator::Saw(const KeyValue& key) {
 // when the daemon is willing by then.
 void RunCoordinator::GiveUp() {
   leaving_ = true;
-  DeleteOffice("giving up the coordination", [this, term = office_.term, alive = std::weak_ptr<bool>(alive_)](
-                                                 const absl::Status& given_up) {
-    if (!alive.expired() && !stopped_) OnGivenUp(term, given_up);
-  });
+  DeleteOffice("giving up the coordination",
+               callbacks_.Guard([this, term = office_.term](const absl::Status& given_up) {
+                 if (!stopped_) OnGivenUp(term, given_up);
+               }));
 }
 
 void RunCoordinator::OnGivenUp(int64_t term, const absl::Status& given_up) {

@@ -16,6 +16,7 @@
 #include "daemon/ledger/compare_and_swap.h"
 #include "daemon/ledger/keys.h"
 #include "daemon/ledger/node_identity.h"
+#include "storage/base/callback_scope.h"
 #include "storage/base/clock.h"
 
 namespace ckptd {
@@ -81,7 +82,7 @@ class RunCoordinator {
   bool etcd_full_ = false;    // When it has last tried to take the office.
   Backoff backoff_;
   std::unique_ptr<EtcdWatch> watch_;
-  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
+  CallbackScope callbacks_;
 };
 
 }  // namespace ckptd

@@ -77,13 +77,11 @@ void SaveAdmission::Begin(const Proposal& save, Answer<Save> answer) {
   };
   swap.purpose = While(absl::StrCat("beginning the save ", save.tag));
   SwapIn(etcd_, std::move(swap),
-         [this, sequence, alive = std::weak_ptr<bool>(alive_),
-          answer = std::move(answer)](const absl::Status& written) mutable {
-           if (alive.expired()) return;
+         callbacks_.Guard([this, sequence, answer = std::move(answer)](const absl::Status& written) mutable {
            if (!written.ok()) return answer(written);
            if (!sequence->ok()) return answer(sequence->status());
            ReadState(**sequence, std::move(answer));
-         });
+         }));
 }
 
 // Finds the sequence of a save that was proposed, or proposes it with the next one.
@@ -124,10 +122,7 @@ void SaveAdmission::Change(const Save& save, std::vector<CompareAndSwap::Range> 
   ChangeSave(etcd_, save.sequence,
              {keys_.SaveState(save.sequence), std::move(ranges), std::move(held), std::move(decide),
               While(what), std::move(guess)},
-             [alive = std::weak_ptr<bool>(alive_),
-              answer = std::move(answer)](absl::StatusOr<Save> changed) mutable {
-               if (!alive.expired()) answer(std::move(changed));
-             });
+             callbacks_.Guard(std::move(answer)));
 }
 
 void SaveAdmission::Vote(const Save& save, ledger::v1::NodeVote vote, const std::optional<SaveGuess>& guess,
@@ -194,12 +189,10 @@ void SaveAdmission::Open(int64_t sequence, const CompareAndSwap::Held& office, c
   };
   swap.purpose = While("making a save in advance");
   SwapIn(etcd_, std::move(swap),
-         [save, alive = std::weak_ptr<bool>(alive_),
-          answer = std::move(answer)](const absl::Status& written) mutable {
-           if (alive.expired()) return;
+         callbacks_.Guard([save, answer = std::move(answer)](const absl::Status& written) mutable {
            if (!written.ok()) return answer(written);
            answer(std::move(*save));
-         });
+         }));
 }
 
 std::vector<CompareAndSwap::Range> SaveAdmission::OpenRanges(int64_t sequence,

@@ -6,7 +6,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -20,6 +19,7 @@
 #include "daemon/ledger/compare_and_swap.h"
 #include "daemon/ledger/keys.h"
 #include "daemon/ledger/node_identity.h"
+#include "storage/base/callback_scope.h"
 #include "storage/base/clock.h"
 
 namespace ckptd {
@@ -106,7 +106,7 @@ class SaveAdmission {
   Etcd* const etcd_;
   const Options options_;
   const LedgerKeys keys_;
-  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
+  CallbackScope callbacks_;
 };
 
 }  // namespace ckptd

@@ -90,10 +90,7 @@ void SavePublication::Change(const SharedSave& save, std::vector<CompareAndSwap:
   ChangeSave(etcd_, save.sequence,
              {keys_.SaveState(save.sequence), std::move(ranges), office, std::move(decide),
               absl::StrCat(what, " of run ", options_.run)},
-             [alive = std::weak_ptr<bool>(alive_),
-              answer = std::move(answer)](absl::StatusOr<SharedSave> changed) mutable {
-               if (!alive.expired()) answer(std::move(changed));
-             });
+             callbacks_.Guard(std::move(answer)));
 }
 
 void SavePublication::Settle(const SharedSave& save, const CompareAndSwap::Held& office,

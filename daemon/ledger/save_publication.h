@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <functional>
 #include <map>
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -17,6 +16,7 @@
 #include "daemon/ledger/compare_and_swap.h"
 #include "daemon/ledger/keys.h"
 #include "daemon/ledger/node_identity.h"
+#include "storage/base/callback_scope.h"
 
 namespace ckptd {
 
@@ -100,7 +100,7 @@ class SavePublication {
   Etcd* const etcd_;
   const Options options_;
   const LedgerKeys keys_;
-  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
+  CallbackScope callbacks_;
 };
 
 }  // namespace ckptd

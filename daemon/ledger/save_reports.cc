@@ -112,13 +112,12 @@ void SaveReports::Report(const SharedSave& save, const NodeVote& what_is, const 
   change.purpose = absl::StrCat(what, " of run ", options_.run);
   if (guess) change.guess = {guess->vote, guess->active, guess->state};
   ChangeSave(etcd_, save.sequence, std::move(change),
-             [wrong, stands, alive = std::weak_ptr<bool>(alive_),
-              answer = std::move(answer)](absl::StatusOr<SharedSave> changed) mutable {
-               if (alive.expired()) return;
-               if (changed.ok() && !wrong->ok()) return answer(*wrong);
-               if (!changed.ok()) return answer(changed.status());
-               answer(VotedSave{*std::move(changed), *stands});
-             });
+             callbacks_.Guard(
+                 [wrong, stands, answer = std::move(answer)](absl::StatusOr<SharedSave> changed) mutable {
+                   if (changed.ok() && !wrong->ok()) return answer(*wrong);
+                   if (!changed.ok()) return answer(changed.status());
+                   answer(VotedSave{*std::move(changed), *stands});
+                 }));
 }
 
 }  // namespace ckptd

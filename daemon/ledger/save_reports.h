@@ -2,7 +2,6 @@
 #ifndef CKPTD_DAEMON_LEDGER_SAVE_REPORTS_H_
 #define CKPTD_DAEMON_LEDGER_SAVE_REPORTS_H_
 
-#include <memory>
 #include <optional>
 #include <string>
 
@@ -13,6 +12,7 @@
 #include "daemon/ledger/change_save.h"
 #include "daemon/ledger/keys.h"
 #include "daemon/ledger/node_identity.h"
+#include "storage/base/callback_scope.h"
 
 namespace ckptd {
 
@@ -50,7 +50,7 @@ class SaveReports {
   Etcd* const etcd_;
   const Options options_;
   const LedgerKeys keys_;
-  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
+  CallbackScope callbacks_;
 };
 
 }  // namespace ckptd
