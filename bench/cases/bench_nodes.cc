@@ -210,7 +210,7 @@ class Bench {
     hooks.removed = [](int64_t) {};
     hooks.newest_committed = [](int64_t, const auto&) {};
     hooks.root_changed = [] {};
-    hooks.office_changed = [] {};
+    hooks.leadership_changed = [] {};
     hooks.lost = [](const absl::Status& why) { Die(why.ToString()); };
     return hooks;
   }

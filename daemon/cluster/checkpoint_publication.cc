@@ -101,7 +101,7 @@ SharedRootIo::Publication CheckpointPublication::PublicationOf(
 
 // ---- 1 and 2: decide
 
-// The decision says that the earlier checkpoint goes, for good: so the parts are looked at before it.
+// The decision removes the earlier checkpoint for good, so the parts are checked before it.
 
 void CheckpointPublication::FindReplaced() {
   tools_.root->FindReplaced(PublicationOf(options_.digests), Then(&CheckpointPublication::OnReplaced));
@@ -124,7 +124,7 @@ void CheckpointPublication::FindParts() {
 }
 
 // Its parts could not be read. An etcd that was restored from a backup may not know that it had failed: then
-// they are gone for good, and it goes on to where that is said.
+// they are gone for good, and it continues at the step that records that.
 void CheckpointPublication::OnPartsFound(const absl::StatusOr<SharedPlace>& place) {
   if (place.ok() && *place == SharedPlace::kNowhere) {
     if (IsNowhereForGood()) return Next(Step::kDecide);
@@ -136,7 +136,7 @@ void CheckpointPublication::OnPartsFound(const absl::StatusOr<SharedPlace>& plac
 
 // Of a save that is being published, the time and what it replaces and takes over stay what they were.
 void CheckpointPublication::Decide() {
-  tools_.decisions->Publish(save_, options_.office, tools_.clock->UnixMicros(),
+  tools_.decisions->Publish(save_, options_.leadership, tools_.clock->UnixMicros(),
                             {replaces_.sequence, replaces_.pointers},
                             Then(&CheckpointPublication::OnDecided));
 }
@@ -215,7 +215,7 @@ void CheckpointPublication::OnPublished(const absl::StatusOr<SharedRootIo::Publi
 }
 
 void CheckpointPublication::Evict() {
-  tools_.readers->Replace(in_the_way_, save_.sequence, options_.office,
+  tools_.readers->Replace(in_the_way_, save_.sequence, options_.leadership,
                           Then(&CheckpointPublication::OnEvicting));
 }
 
@@ -239,7 +239,7 @@ void CheckpointPublication::OnPointersFound(const absl::StatusOr<SharedRootIo::R
 }
 
 void CheckpointPublication::TakeOver() {
-  tools_.decisions->ReplaceAnother(save_, options_.office, {replaces_.sequence, replaces_.pointers},
+  tools_.decisions->ReplaceAnother(save_, options_.leadership, {replaces_.sequence, replaces_.pointers},
                                    Then(&CheckpointPublication::OnTakenOver));
 }
 
@@ -264,15 +264,16 @@ void CheckpointPublication::OnRemoved(const absl::StatusOr<bool>& gone) {
 // ---- 5: say so
 
 void CheckpointPublication::Commit() {
-  tools_.decisions->Committed(save_, options_.office, moved_in_, Then(&CheckpointPublication::OnEnded));
+  tools_.decisions->Committed(save_, options_.leadership, moved_in_, Then(&CheckpointPublication::OnEnded));
 }
 
 void CheckpointPublication::GiveUp() {
-  tools_.decisions->NotPublished(save_, options_.office, given_up_, Then(&CheckpointPublication::OnEnded));
+  tools_.decisions->NotPublished(save_, options_.leadership, given_up_,
+                                 Then(&CheckpointPublication::OnEnded));
 }
 
 void CheckpointPublication::SayUnknown() {
-  tools_.decisions->Unknown(save_, options_.office, Then(&CheckpointPublication::OnEnded));
+  tools_.decisions->Unknown(save_, options_.leadership, Then(&CheckpointPublication::OnEnded));
 }
 
 void CheckpointPublication::OnEnded(const absl::StatusOr<SharedSave>& save) {

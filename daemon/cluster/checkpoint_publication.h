@@ -27,16 +27,16 @@ namespace ckptd {
 //
 //   1. Find which checkpoint has the tag, and whether the parts make one that may take its place.
 //      (FindReplaced)
-//   2. Decide: PUBLISHING, which says that this one goes. It waits for its readers. (etcd)
+//   2. Decide: PUBLISHING, and that this one is removed. It waits for its readers. (etcd)
 //   3. Look where the save is: an earlier coordinator may have done any of the next steps. (Find)
 //   4. Publish. If a checkpoint of ours has the tag, remove it, and publish again. If it is not the one of
-//      step 2, because a name was stale, decide first that it goes, and which of its pointers the save takes
+//      step 2, because a name was stale, decide first to remove it, and which of its pointers the save takes
 //      over.
-//   5. Say what has become of it: COMMITTED; ENDED if something foreign has its place, or nobody knows.
+//   5. Record the outcome: COMMITTED; ENDED if something foreign has its place, or the outcome is unknown.
 //      (etcd)
 //
-// Each step is tried again, with a backoff, until it is answered. After an error of 4 nobody knows how far it
-// came, so it goes on at 3. No state is in this object alone.
+// Each step is tried again, with a backoff, until it is answered. After an error of 4 it is unknown how far
+// that step came, so it continues at 3. No state is in this object alone.
 class CheckpointPublication {
  public:
   // They must outlive the object.
@@ -47,7 +47,7 @@ class CheckpointPublication {
     Clock* clock = nullptr;
   };
   struct Options {
-    CompareAndSwap::Held office;
+    CompareAndSwap::Held leadership;
     std::map<std::string, std::string> digests;  // Of the part record of each node; all are durable.
     // For how long a save that is nowhere is looked for.
     Duration longest_look = std::chrono::seconds(10);
@@ -126,7 +126,7 @@ class CheckpointPublication {
   Backoff backoff_{std::chrono::milliseconds(100), std::chrono::seconds(1)};
   std::string waits_for_;
 
-  SharedRootIo::Replaced replaces_;  // The checkpoint that goes.
+  SharedRootIo::Replaced replaces_;  // The checkpoint that is removed.
   std::string unreadable_;           // With kFindParts: why FindReplaced has failed.
   int64_t moved_in_ = 0;             // As SharedRootIo::Published has it.
   int64_t in_the_way_ = 0;           // Which one Publish has found there.

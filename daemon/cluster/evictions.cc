@@ -18,11 +18,11 @@ absl::Status NotCoordinator(const std::string& what, const std::string& run) {
 }
 
 Evictions::Evictions(Etcd* etcd, Clock* clock, SharedRootIo* root, CheckpointReaders::Options options,
-                     CompareAndSwap::Held office)
+                     CompareAndSwap::Held leadership)
     : clock_(clock),
       root_(root),
       run_(options.run),
-      office_(std::move(office)),
+      leadership_(std::move(leadership)),
       readers_(etcd, std::move(options)) {}
 
 Evictions::~Evictions() {
@@ -95,7 +95,7 @@ void Evictions::Step(int64_t sequence) {
   if (!eviction.decided) return Decide(sequence);
   eviction.asking = true;
   if (eviction.removed) {
-    return readers_.EndEviction(eviction.victim, office_,
+    return readers_.EndEviction(eviction.victim, leadership_,
                                 [this, sequence](const absl::Status& ended) { Ended(sequence, ended); });
   }
   root_->Remove(
@@ -122,7 +122,7 @@ void Evictions::Decide(int64_t sequence) {
   if (deciding_) return;  // OnTick, or the end of that decision.
   Eviction& eviction = evictions_.at(sequence);
   eviction.asking = deciding_ = true;
-  readers_.Evict(eviction.victim, eviction.count, office_, [this, sequence](const absl::Status& decided) {
+  readers_.Evict(eviction.victim, eviction.count, leadership_, [this, sequence](const absl::Status& decided) {
     const CallbackScope::Observer here(callbacks_);
     deciding_ = false;
     Decided(sequence, decided);
@@ -151,7 +151,7 @@ void Evictions::Removed(int64_t sequence, const absl::StatusOr<bool>& gone) {
   Eviction& eviction = evictions_.at(sequence);
   eviction.asking = false;
   if (!gone.ok())
-    return Retry(eviction);  // It is decided: nobody opens it, and the next coordinator goes on.
+    return Retry(eviction);  // It is decided: no node opens it, and the next coordinator continues.
   eviction.removed = *gone;
   Step(sequence);
 }

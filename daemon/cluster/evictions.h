@@ -24,22 +24,22 @@
 
 namespace ckptd {
 
-// For each: etcd says that it goes, once no node reads it; then it is removed. Lives as long as the office.
-// Used on one thread.
+// For each: it is decided in etcd, once no node reads the checkpoint, and then carried out. Lives as long as
+// this node leads. Used on one thread.
 class Evictions {
  public:
   using Done = absl::AnyInvocable<void(absl::Status)>;
 
   // The pointers must outlive it.
   Evictions(Etcd* etcd, Clock* clock, SharedRootIo* root, CheckpointReaders::Options options,
-            CompareAndSwap::Held office);
+            CompareAndSwap::Held leadership);
   // NOT_COORDINATOR for those that are under way: they are removed or not.
   ~Evictions();
 
   // OK: nothing of it is at its tag any more, durably. While nodes read it, and while etcd or the file system
   // do not answer, it is tried again. Errors are those that another try does not mend. `damaged` and
   // `listed`: the checkpoints that did not count, and those that may have counted, when it was decided that
-  // enough others are kept; what goes in this way counts for nothing. A removal of this sequence that is
+  // enough others are kept; what is removed in this way does not count. A removal of this sequence that is
   // under way is ended first. POINTED, PINNED, NO_CHECKPOINT: something in the root keeps it, or it is not
   // there; nothing was decided.
   void Evict(const std::string& tag, int64_t sequence, std::set<int64_t> damaged,
@@ -47,7 +47,7 @@ class Evictions {
   // For a checkpoint whose removal an earlier coordinator has begun, and of which etcd may have forgotten the
   // decision. Only the directory with the victim's inode is removed: another one at the tag was put back.
   void ContinueRemoval(const CheckpointReaders::Victim& victim, std::set<int64_t> damaged, Done done);
-  // Goes on with what an earlier coordinator has decided, and perhaps begun to remove.
+  // Continues what an earlier coordinator has decided, and perhaps begun to remove.
   void Finish(const CheckpointReaders::Victim& victim, Done done);
   // The coordinator's term has begun in the root. Nothing is decided or removed before: what keeps a
   // checkpoint there is not known.
@@ -82,7 +82,7 @@ class Evictions {
   Clock* const clock_;
   SharedRootIo* const root_;
   const std::string run_;
-  const CompareAndSwap::Held office_;
+  const CompareAndSwap::Held leadership_;
   CheckpointReaders readers_;
   std::map<int64_t, Eviction> evictions_;  // By sequence.
   // Those that retention has decided as this coordinator, and that a list may name yet.

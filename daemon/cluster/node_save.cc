@@ -35,9 +35,9 @@ const char* Purpose(NodeSave::Request request) {
   switch (request) {
     case NodeSave::Request::kBegin:
       return "to begin the save";
-    case NodeSave::Request::kVoteYes:
+    case NodeSave::Request::kAccept:
       return "to say that this node has room for the save";
-    case NodeSave::Request::kVoteNo:
+    case NodeSave::Request::kReject:
     case NodeSave::Request::kFailed:
       return "to say that this node takes no part in the save";
     case NodeSave::Request::kSealed:
@@ -60,11 +60,11 @@ void NodeSave::Bind(const SharedSave& found) {
   save = found;
   said_ = Request::kBegin;
   vote.clear();
-  no_counts = false;
+  rejection_counts = false;
 }
 
 void NodeSave::VoteAgain() {
-  if (IsUndecidedState(save.state) && said_ == Request::kVoteYes) said_ = Request::kBegin;
+  if (IsUndecidedState(save.state) && said_ == Request::kAccept) said_ = Request::kBegin;
 }
 
 NodeSave::Request NodeSave::Next() const {
@@ -72,10 +72,10 @@ NodeSave::Request NodeSave::Next() const {
   const bool undecided = IsUndecidedState(save.state);
   if (refused || (!undecided && !MayEnd(save.state))) return Request::kNone;
   if (failed) {
-    if (no_counts) return Request::kNone;
-    return undecided ? Request::kVoteNo : Request::kFailed;
+    if (rejection_counts) return Request::kNone;
+    return undecided ? Request::kReject : Request::kFailed;
   }
-  if (undecided) return accepted && said_ < Request::kVoteYes ? Request::kVoteYes : Request::kNone;
+  if (undecided) return accepted && said_ < Request::kAccept ? Request::kAccept : Request::kNone;
   return NextReport();
 }
 
@@ -89,10 +89,10 @@ NodeSave::Request NodeSave::NextReport() const {
 void NodeSave::Answered(Request request, const SaveState& state) {
   last_error.clear();
   backoff.Succeeded();
-  if (request == Request::kVoteNo) {
-    no_counts = IsUndecidedState(state);
+  if (request == Request::kReject) {
+    rejection_counts = IsUndecidedState(state);
   } else if (request == Request::kFailed) {
-    no_counts = true;
+    rejection_counts = true;
   } else {
     said_ = request;
   }

@@ -23,7 +23,7 @@ bool IsLater(const ledger::v1::SaveState& before, const ledger::v1::SaveState& a
 
 class NodeSave {
  public:
-  enum class Request { kNone, kBegin, kVoteYes, kVoteNo, kSealed, kDurable, kFailed };
+  enum class Request { kNone, kBegin, kAccept, kReject, kSealed, kDurable, kFailed };
 
   NodeSave(Instant admission_deadline, std::vector<int> taking_part)
       : deadline(admission_deadline), ranks(std::move(taking_part)) {}
@@ -59,8 +59,8 @@ class NodeSave {
   bool asking = false;                   // A request is under way.
   std::optional<absl::Status> given_up;  // The owner has heard that the save fails so, and hears no more.
   bool released = false;                 // No promise of memory counts any more, and the owner has heard so.
-  bool refused = false;      // Etcd does not take this node's reports; the coordinator ends the save.
-  bool no_counts = false;    // The no was answered.
+  bool refused = false;           // Etcd does not take this node's reports; the coordinator ends the save.
+  bool rejection_counts = false;  // The no was answered.
   bool passed_over = false;  // It did not get the sequence that it was to get: it asks for one of its own.
   std::string vote;          // The value of this node's key, if it is known.
   Backoff backoff;
@@ -69,7 +69,7 @@ class NodeSave {
  private:
   Request NextReport() const;
 
-  Request said_ = Request::kBegin;  // The latest of kVoteYes, kSealed and kDurable that was answered.
+  Request said_ = Request::kBegin;  // The latest of kAccept, kSealed and kDurable that was answered.
 };
 
 }  // namespace ckptd

@@ -39,7 +39,7 @@ class NodesLedger : public Ledger {
     std::string path;            // Of the root, as the processes of the launch name it; also for messages.
     Duration patience = std::chrono::seconds(30);
     LedgerCalls::WhyUnregistered why_unregistered = nullptr;
-    // Whether the run's owner may have more in etcd. Null: nobody counts that.
+    // Whether the run's owner may have more keys in etcd. Null: these are not counted.
     std::function<absl::Status()> check_use = nullptr;
   };
   // `etcd` and `clock` must outlive it.
@@ -52,7 +52,7 @@ class NodesLedger : public Ledger {
   // LIMIT_EXCEEDED if the run's owner has as much in etcd as it may. ROOT_NOT_SHARED also if the nodes of the
   // launch have found different runs under this path.
   void Join(const JoinSpec& spec, Answer<absl::StatusOr<int64_t>> answer) override;
-  // Nobody: other nodes' processes are known to etcd alone, and Join refuses or fences them.
+  // Always empty: only etcd knows the processes of other nodes, and Join refuses or fences them.
   std::string RunningBeside(const std::string&) const override { return ""; }
   void ProcessEnded(const std::string& instance) override;
   void Activate(int64_t attempt, Answer<absl::Status> answer) override;
@@ -122,10 +122,10 @@ class NodesLedger : public Ledger {
   std::map<std::string, JoinSpec> living_;  // By instance.
   std::set<std::string> joining_again_;     // Of those.
   std::map<std::string, Claims> claims_;    // By launch; since the last SetNode.
-  std::optional<CallbackScope> claiming_;  // Of the present registration.
+  std::optional<CallbackScope> claiming_;   // Of the present registration.
   std::function<void(int64_t)> active_changed_;
   int64_t active_ = -1;          // For all that is known; the watcher, if there is one, knows it.
-  std::set<int64_t> committed_;  // Attempts, of which etcd has not been told.
+  std::set<int64_t> committed_;  // Attempts that etcd has not been told of.
   int telling_ = 0;              // Calls of ResumeFailed that etcd has not answered.
   std::deque<Activation> after_telling_;
   int64_t activated_ = -1;  // The last attempt that this node has let act.

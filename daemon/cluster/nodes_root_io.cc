@@ -77,8 +77,8 @@ void NodesRootIo::OpenCheckpoint(std::string tag, int64_t sequence,
       }));
 }
 
-// Somebody may have removed it after this node's registration was lost, and with it what kept it: then it is
-// not damaged.
+// Another node may have removed it after this node's registration was lost, and with it the reader key: then
+// it is not damaged.
 void NodesRootIo::Explain(int64_t sequence, const absl::Status& error, const std::function<void()>& release,
                           Callback<absl::StatusOr<std::shared_ptr<CheckpointReader>>> answer) {
   nodes_->ConfirmReader(

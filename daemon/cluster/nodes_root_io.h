@@ -38,7 +38,7 @@ class NodesReading {
   virtual void LookAgain(absl::AnyInvocable<void()> look) = 0;
   // As ReaderKeys.
   virtual void AcquireReader(int64_t sequence, Callback<absl::Status> acquired) = 0;
-  // Between its OK and the release: that nobody has decided to remove the checkpoint, in no registration of
+  // Between its OK and the release: that no removal of the checkpoint has been decided, in no registration of
   // this node.
   virtual void ConfirmReader(int64_t sequence, Callback<absl::Status> confirmed) = 0;
   // Whether its removal was decided and is over, so that a directory with its sequence is a copy that was put
@@ -46,7 +46,7 @@ class NodesReading {
   virtual bool WasRemoved(int64_t sequence) const = 0;
   // On any thread.
   virtual std::function<void()> ReleaserOf(int64_t sequence) = 0;
-  // Decides that the checkpoint goes, waits until no node reads it, and removes it. NOT_COORDINATOR.
+  // Decides to remove the checkpoint, waits until no node reads it, and removes it. NOT_COORDINATOR.
   virtual void Evict(const std::string& tag, int64_t sequence, Callback<absl::Status> done) = 0;
 };
 
@@ -140,7 +140,8 @@ class NodesRootIo : public RootIo {
 
  private:
   void Look(Callback<absl::StatusOr<RootSnapshot>> done);
-  // Answers with the error of opening a checkpoint if nobody removes it, as etcd says after the error.
+  // Answers with the error of opening a checkpoint, unless etcd shows after the error that it is being
+  // removed.
   void Explain(int64_t sequence, const absl::Status& error, const std::function<void()>& release,
                Callback<absl::StatusOr<std::shared_ptr<CheckpointReader>>> answer);
 

@@ -35,7 +35,7 @@ NodesRun::NodesRun(Etcd* etcd, Clock* clock, SharedFilesIo* files, Options optio
 // Without a word: who has asked may be gone.
 NodesRun::~NodesRun() {
   callbacks_.End();
-  DropOffice();
+  DropLeadership();
   saves_ = nullptr;
 }
 
@@ -130,7 +130,7 @@ void NodesRun::GoOnWithRegistration() {
   damages_->SetNode(&*node_);
   election_ = std::make_unique<RunCoordinator>(
       etcd_, clock_, RunCoordinator::Options{prefix_, *node_, options_.path},
-      [this](const RunCoordinator::Office& office) { OnOffice(office); },
+      [this](const RunCoordinator::Leadership& leadership) { OnLeadership(leadership); },
       [this](const absl::Status& why) { over_ = why; });
   const LedgerKeys keys(prefix_);
   condemned_ = std::make_unique<EtcdMirror>(
@@ -145,7 +145,7 @@ void NodesRun::GoOnWithRegistration() {
 }
 
 void NodesRun::EndRegistration() {
-  DropOffice();
+  DropLeadership();
   coordinator_name_.clear();
   election_ = nullptr;
   condemned_ = nullptr;
@@ -261,7 +261,7 @@ void NodesRun::AskForRegistration() {
 void NodesRun::OnTick() {
   if (!started_) return;
   if (!over_.ok() && node_) AskForRegistration();
-  if (std::exchange(coordinator_over_, false)) DropOffice();
+  if (std::exchange(coordinator_over_, false)) DropLeadership();
   FollowFileSystem();
   if (election_ != nullptr) election_->OnTick();
   TakeLooks();
@@ -291,7 +291,8 @@ void NodesRun::OnTick() {
 // ---- files
 
 void NodesRun::OpenPart(InflightId64 id, const std::string& tag, int64_t sequence,
-                        const std::string& inflight, int64_t /*manifest_bytes*/, Callback<absl::Status> done) {
+                        const std::string& inflight, int64_t /*manifest_bytes*/,
+                        Callback<absl::Status> done) {
   files_->OpenPart(id, tag, sequence, inflight, std::move(done));
 }
 
@@ -310,14 +311,14 @@ void NodesRun::LoadCheckpoint(const std::string& tag, int64_t sequence,
       }));
 }
 
-// ---- the office
+// ---- leadership
 
-void NodesRun::OnOffice(const RunCoordinator::Office& office) {
-  DropOffice();
-  coordinator_name_ = office.node;
-  if (std::exchange(told_term_, office.term) != office.term && hooks_.coordinator_changed)
-    hooks_.coordinator_changed(office.node, office.term);
-  if (!office.mine) return;
+void NodesRun::OnLeadership(const RunCoordinator::Leadership& leadership) {
+  DropLeadership();
+  coordinator_name_ = leadership.node;
+  if (std::exchange(told_term_, leadership.term) != leadership.term && hooks_.coordinator_changed)
+    hooks_.coordinator_changed(leadership.node, leadership.term);
+  if (!leadership.mine) return;
   SaveCoordinator::Options options;
   options.prefix = prefix_;
   options.node = *node_;
@@ -325,25 +326,25 @@ void NodesRun::OnOffice(const RunCoordinator::Office& office) {
   options.grace = options_.grace;
   // The scan finds what earlier coordinators have begun to remove, and updates the pointer files.
   coordinator_ = std::make_unique<SaveCoordinator>(
-      etcd_, clock_, files_, options, office,
+      etcd_, clock_, files_, options, leadership,
       SaveCoordinator::Hooks{.term_begun =
                                  [this] {
                                    evictions_->TermBegun();
                                    hooks_.root_changed();
                                  },
-                             .lost = [this](const absl::Status& why) { OnOfficeLost(why); }});
+                             .lost = [this](const absl::Status& why) { OnLeadershipLost(why); }});
   evictions_ = std::make_unique<Evictions>(
       etcd_, clock_, files_, CheckpointReaders::Options{prefix_, *node_, options_.path, ended_removals_},
-      office.held);
+      leadership.held);
   counter_ = std::make_unique<UseCounter>(
-      etcd_, clock_, UseCounter::Options{prefix_, UsesOfOwner() + root_.id, options_.path, office.held});
+      etcd_, clock_, UseCounter::Options{prefix_, UsesOfOwner() + root_.id, options_.path, leadership.held});
   coordinator_->Start();
   EndRemovals();
-  hooks_.office_changed();
+  hooks_.leadership_changed();
 }
 
-// The office may be this node's still: then nobody else takes it until the registration ends.
-void NodesRun::OnOfficeLost(const absl::Status& why) {
+// This node may lead still: then no other node takes over before the registration ends.
+void NodesRun::OnLeadershipLost(const absl::Status& why) {
   coordinator_over_ = true;
   if (ReasonOf(why) != ledger_reason::kNotCoordinator) over_ = why;
 }
@@ -363,15 +364,15 @@ void NodesRun::FollowFileSystem() {
   hangs_since_ = since;
   hang_ = std::min(2 * hang_, kLongestHang);
   if (coordinator_ != nullptr) {
-    DropOffice();
+    DropLeadership();
     coordinator_name_.clear();
-    hooks_.stood_aside(now - *since);
+    hooks_.stepped_down(now - *since);
   }
   if (election_ != nullptr) election_->SetWilling(false);
 }
 
-// In this node's name etcd would keep both for as long as the registration lives: the office, which may be
-// this node's before it has heard so, and a reader.
+// Etcd would keep both for as long as the registration lives: the leadership, which this node may have before
+// it hears so, and a reader key.
 bool NodesRun::may_close() const {
   if (election_ == nullptr) return true;
   return election_->follows_another() && readers_->idle();
@@ -396,23 +397,23 @@ void NodesRun::EndRemovals() {
   }
 }
 
-void NodesRun::DropOffice() {
+void NodesRun::DropLeadership() {
   coordinator_over_ = false;
   if (coordinator_ == nullptr) return;
   coordinator_ = nullptr;
   evictions_ = nullptr;
   counter_ = nullptr;
   files_->EndTerm();
-  if (!callbacks_.ended()) hooks_.office_changed();
+  if (!callbacks_.ended()) hooks_.leadership_changed();
 }
 
 void NodesRun::Resign(absl::AnyInvocable<void(absl::Status)> resigned) {
-  DropOffice();
+  DropLeadership();
   if (election_ == nullptr) return resigned(absl::OkStatus());
   election_->Resign(std::move(resigned));
 }
 
-// A removal ends with the office, and nobody hears of it any more when the run is closed.
+// A removal ends with the leadership. Once the run is closed, the callback does not run.
 void NodesRun::Evict(const std::string& tag, int64_t sequence, Callback<absl::Status> done) {
   if (evictions_ != nullptr) {
     return evictions_->Evict(tag, sequence, damages_->damaged(), Listed(), callbacks_.Guard(std::move(done)));
@@ -421,7 +422,8 @@ void NodesRun::Evict(const std::string& tag, int64_t sequence, Callback<absl::St
                  error = NotCoordinator("remove its checkpoints", options_.path)]() mutable { done(error); });
 }
 
-// What retention may count on, as this node knows it: others may have gone, of which it has not heard yet.
+// What retention may count, as this node knows it: others may be removed without this node having heard of
+// it.
 std::shared_ptr<const std::set<int64_t>> NodesRun::Listed() {
   if (listed_ == nullptr) {
     auto listed = std::make_shared<std::set<int64_t>>();
@@ -531,7 +533,7 @@ void NodesRun::ApplyDecided(RootSnapshot* root) {
                      ", is listed again: it was put back after its removal, or the save that was to "
                      "replace it has failed"));
   }
-  // Somebody has moved a checkpoint in: saves that begin, and attempts that join, from now on come after it.
+  // A checkpoint was moved in: saves that begin and attempts that join from now on come after it.
   if (saves_ != nullptr &&
       (highest_attempt_ > bound_attempt_ || (newest_ > bound_through_ && !saves_->Shown(newest_))))
     BindRoot();
@@ -564,7 +566,7 @@ int64_t NodesRun::LastReplacing() const {
   return last;
 }
 
-// Whether this save, which takes the place of what is being removed, is a checkpoint; nullopt: nobody knows
+// Whether this save, which replaces what is being removed, is a checkpoint; nullopt: that is not known
 // yet.
 std::optional<bool> NodesRun::HasReplaced(int64_t sequence) const {
   const std::optional<SaveState> state = saves_ == nullptr ? std::nullopt : saves_->Shown(sequence);
@@ -596,7 +598,7 @@ int64_t NodesRun::MissingIn(const RootSnapshot& root) const {
                        [&tag](const auto& each) { return each.tag == tag; });
   };
   int64_t newest = known_.empty() ? 0 : known_.rbegin()->first;
-  // Retention removes what a newer one follows, of which this node may hear later.
+  // Retention removes only what a newer checkpoint follows; this node may hear of that one later.
   if (highest_evicted_ > 0) newest = std::max(newest, highest_evicted_ + 1);
   const bool shown = std::any_of(root.committed.lower_bound(newest), root.committed.end(),
                                  [this](const auto& checkpoint) { return !IsEvicting(checkpoint.first); });

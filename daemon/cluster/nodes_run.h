@@ -41,8 +41,8 @@
 namespace ckptd {
 
 // Owns what one node asks of etcd for one run: its ledger, its side of the saves, its readers, and, while it
-// has the office, what the coordinator does. All of that belongs to one registration of the node: a new one
-// begins it anew, and goes on with the saves that have not ended (what was admitted and not sealed is lost
+// leads, what the coordinator does. All of that belongs to one registration of the node: a new one
+// begins it anew, and continues the saves that have not ended (what was admitted and not sealed is lost
 // then). If a part of it cannot go on, it asks for a new registration: what was promised in the name of the
 // present one would still count, and a part that began anew in the same name would not know it.
 class NodesRun : public SharedRun, public NodesReading {
@@ -66,16 +66,16 @@ class NodesRun : public SharedRun, public NodesReading {
 
   // Whenever it changes; null: this node is not registered.
   void SetNode(const NodeIdentity* node);
-  // This node is about to end: ends the saves of which its files are not durable with NODE_LOST, on all
+  // This node is about to end: ends the saves for which its files are not durable with NODE_LOST, on all
   // nodes, which would else wait for its next daemon. `ended` runs when etcd says that all have ended, or at
   // the deadline; never if this object is destroyed before. Call it once, before Resign: perhaps this node
   // decides that itself.
   void EndSaves(Instant deadline, absl::AnyInvocable<void()> ended);
-  // Gives the office up, if this node has it, and wants it no more.
+  // Steps down, if this node leads, and is no candidate any more.
   void Resign(absl::AnyInvocable<void(absl::Status)> resigned);
   const std::string& path() const { return options_.path; }
   std::string coordinator() const { return coordinator_name_; }  // Its node; empty: not known.
-  // That have begun here, and of which nothing is known to the end.
+  // That have begun here, and whose end is not known.
   std::vector<SaveId> UnfinishedSaves() const;
 
   // ---- NodesReading
@@ -124,7 +124,7 @@ class NodesRun : public SharedRun, public NodesReading {
 
  private:
   static constexpr Duration kLongestPause = std::chrono::minutes(5);
-  // For how long one operation of the file system may take before this node gives the office up. It doubles
+  // For how long one operation of the file system may take before this node steps down. It doubles
   // each time, up to the second, so that a file system that is only slow has a coordinator in the end; and is
   // the first again when nothing has hung for as long as the second.
   static constexpr Duration kHang = std::chrono::minutes(1), kLongestHang = std::chrono::hours(1);
@@ -156,10 +156,10 @@ class NodesRun : public SharedRun, public NodesReading {
   void AskForRegistration();
   void BindRoot();
   void RootRefused(const absl::Status& why);
-  void OnOffice(const RunCoordinator::Office& office);
-  void OnOfficeLost(const absl::Status& why);
+  void OnLeadership(const RunCoordinator::Leadership& leadership);
+  void OnLeadershipLost(const absl::Status& why);
   void FollowFileSystem();
-  void DropOffice();
+  void DropLeadership();
   void EndRemovals();
   std::shared_ptr<const std::set<int64_t>> Listed();
   void OnCheckpointKeys(const std::vector<std::string>& keys);
@@ -229,16 +229,16 @@ class NodesRun : public SharedRun, public NodesReading {
   std::unique_ptr<UseCounter> counter_;
   bool coordinator_over_ = false;
   Duration hang_ = kHang;
-  std::optional<Instant> hangs_since_;  // While this node does not want the office.
+  std::optional<Instant> hangs_since_;  // While this node is no candidate.
   Instant last_hang_{};                 // When the last one was over.
 
-  // What etcd calls committed, or a scan has shown, and nobody removes: tags by sequence. And since when the
-  // newest of them has been missing in the root, as this node sees it.
+  // What etcd calls committed, or a scan has shown, and is not being removed: tags by sequence. And since
+  // when the newest of them has been missing in the root, as this node sees it.
   std::map<int64_t, std::string> known_;
   std::shared_ptr<const std::set<int64_t>> listed_;  // Of known_; null: not made since that has changed.
   std::optional<std::pair<int64_t, Instant>> missing_;
   std::map<int64_t, std::string> shown_;  // What this node has offered last: tags by sequence.
-  // Checkpoints that somebody has decided to remove, as any registration has heard, by sequence; until the
+  // Checkpoints whose removal has been decided, as any registration has heard, by sequence; until the
   // decision is over, and for as long after that as this node may see the directory still.
   struct Removal {
     ledger::v1::Evicting decision;

@@ -120,7 +120,7 @@ void NodesRun::Durable(const SaveId& save, const std::string& digest) {
 }
 
 void NodesRun::EndSaves(Instant deadline, absl::AnyInvocable<void()> ended) {
-  if (saves_ == nullptr) return ended();  // Nobody can be told.
+  if (saves_ == nullptr) return ended();  // The other nodes cannot be told.
   const absl::Status why = NodeEnds(node_->name);
   for (const auto& [save, saving] : savings_) {
     if (saving.digest.empty() && saving.given_up.ok()) Fail(save, why);

@@ -1,4 +1,4 @@
-// The checkpoints that this node reads, as etcd knows them: nobody removes them meanwhile.
+// The checkpoints that this node reads, as etcd knows them: no node removes them meanwhile.
 #ifndef CKPTD_DAEMON_CLUSTER_READER_KEYS_H_
 #define CKPTD_DAEMON_CLUSTER_READER_KEYS_H_
 
@@ -36,7 +36,7 @@ class ReaderKeys {
   // `etcd` and `clock` must outlive it.
   ReaderKeys(Etcd* etcd, Clock* clock, Options options);
 
-  // Null: there is none. What is read goes on; a new registration says so again. If the checkpoint has been
+  // Null: there is none. Reads continue; a new registration writes the keys again. If the checkpoint has been
   // removed meanwhile, its readers find no files.
   void SetNode(const NodeIdentity* node);
   void OnTick();

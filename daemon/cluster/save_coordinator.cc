@@ -19,11 +19,11 @@ using ledger::v1::NodeVote;
 using ledger::v1::SaveState;
 
 SaveCoordinator::SaveCoordinator(Etcd* etcd, Clock* clock, SharedRootIo* root, Options options,
-                                 const RunCoordinator::Office& office, Hooks hooks)
+                                 const RunCoordinator::Leadership& leadership, Hooks hooks)
     : clock_(clock),
       root_(root),
       options_(std::move(options)),
-      office_(office),
+      leadership_(leadership),
       keys_(options_.prefix),
       hooks_(std::move(hooks)),
       admission_(etcd, {options_.prefix, options_.node, options_.run}),
@@ -37,15 +37,15 @@ SaveCoordinator::SaveCoordinator(Etcd* etcd, Clock* clock, SharedRootIo* root, O
              {.changed = [this](int64_t sequence) { OnVotes(sequence); },
               .all_changed = [this] { OnWatched(); },
               .ended = [this](const absl::Status& why) { Lose(why); }}),
-      ahead_({clock, root, &admission_, &watch_, &states_}, keys_, office_.held,
-             {.decided = [this](const SharedSave& save) { OnState(save); },
-              .unused =
-                  [this](int64_t sequence) {
-                    unused_ = std::max(unused_, sequence);
-                    sweep_needed_ = true;
-                  },
-              .lost = [this](const absl::Status& why) { Lose(why); }}),
-      unknown_({&decisions_, root, clock}, office_.held, options_.run,
+      prepared_({clock, root, &admission_, &watch_, &states_}, keys_, leadership_.held,
+                {.decided = [this](const SharedSave& save) { OnState(save); },
+                 .unused =
+                     [this](int64_t sequence) {
+                       unused_ = std::max(unused_, sequence);
+                       sweep_needed_ = true;
+                     },
+                 .lost = [this](const absl::Status& why) { Lose(why); }}),
+      unknown_({&decisions_, root, clock}, leadership_.held, options_.run,
                {.settled =
                     [this] {
                       sweep_needed_ = true;
@@ -60,11 +60,12 @@ void SaveCoordinator::Start() {
   BeginTerm();
 }
 
-// Before anything is decided about a publication: so that decision finds the office held after this.
+// Before any decision on a publication, so that such a decision counts only if the term has begun in the
+// root.
 void SaveCoordinator::BeginTerm() {
   if (term_begun_ || beginning_term_ || !term_backoff_.IsOver(clock_->Now())) return;
   beginning_term_ = true;
-  root_->BeginTerm(office_.term, callbacks_.Guard([this](const absl::Status& begun) {
+  root_->BeginTerm(leadership_.term, callbacks_.Guard([this](const absl::Status& begun) {
     beginning_term_ = false;
     term_begun_ = begun.ok();
     term_error_ = begun;
@@ -91,16 +92,16 @@ void SaveCoordinator::OnStates(const std::vector<std::string>& keys) {
   reading_states_ = false;
   for (auto& [sequence, save] : saves_) Act(sequence);
   FollowVotes();
-  ahead_.Go();
+  prepared_.Go();
   Sweep();
 }
 
 void SaveCoordinator::OnState(const SharedSave& save) {
   if (save.state.phase() == SaveState::OPEN) {
-    if (!saves_.contains(save.sequence)) ahead_.OnOpen(save);
+    if (!saves_.contains(save.sequence)) prepared_.OnOpen(save);
     return;
   }
-  ahead_.OnOther(save);
+  prepared_.OnOther(save);
   if (HasEnded(save.state)) {
     Ended(save);
   } else {
@@ -110,9 +111,9 @@ void SaveCoordinator::OnState(const SharedSave& save) {
 
 // Those of the saves that have not ended, and of later ones.
 void SaveCoordinator::FollowVotes() {
-  std::set<int64_t> attempts = ahead_.attempts();
+  std::set<int64_t> attempts = prepared_.attempts();
   int64_t first = last_sequence_ + 1;
-  for (const int64_t sequence : ahead_.sequences()) first = std::min(first, sequence);
+  for (const int64_t sequence : prepared_.sequences()) first = std::min(first, sequence);
   for (const auto& [sequence, save] : saves_) {
     first = std::min(first, sequence);
     attempts.insert(save.save.state.attempt());
@@ -152,15 +153,15 @@ void SaveCoordinator::OnVotes(int64_t sequence) {
     if (!watch_.Knows(state.attempt()) || watch_.VotesMayMatter(sequence, state)) Changed(sequence);
     return;
   }
-  if (!ahead_.sequences().contains(sequence)) return;
+  if (!prepared_.sequences().contains(sequence)) return;
   FollowVotes();
-  ahead_.OnVotes(sequence);
+  prepared_.OnVotes(sequence);
 }
 
 void SaveCoordinator::OnWatched() {
   for (const auto& [key, node] : watch_.nodes()) absent_.Back(key.substr(options_.node.Siblings().size()));
   AllChanged();
-  ahead_.Go();
+  prepared_.Go();
 }
 
 void SaveCoordinator::Changed(int64_t sequence) {
@@ -180,7 +181,7 @@ void SaveCoordinator::OnTick() {
   CheckDeadlines();
   for (auto& [sequence, save] : saves_) Act(sequence);
   if (publication_ != nullptr) publication_->Go();
-  ahead_.OnTick();
+  prepared_.OnTick();
   unknown_.OnTick();
   Sweep();
 }
@@ -226,15 +227,15 @@ void SaveCoordinator::Decide(Save& save, const SaveView& view) {
   const SharedSave& now = save.save;
   if (!MayEnd(now.state)) return;
   if (const std::optional<std::string> node = LostNode(save, view))
-    return decisions_.LoseNode(now, office_.held, *node, Decided(save));
+    return decisions_.LoseNode(now, leadership_.held, *node, Decided(save));
   if (now.state.phase() == SaveState::PROPOSED && (!save.unusable.ok() || save.overdue)) {
     const ledger::v1::SaveEnd why =
         save.unusable.ok() ? EndByMissingRanks(view, now.state.tag()) : NoDirectory(now, save.unusable);
-    return admission_.End(now, office_.held, why, Decided(save));
+    return admission_.End(now, leadership_.held, why, Decided(save));
   }
   if (NeedsAdmission(now.state, view, save.inflight))
-    return admission_.Decide(now, office_.held, save.inflight, Decided(save));
-  if (NeedsSettling(now.state, view)) decisions_.Settle(now, office_.held, Decided(save));
+    return admission_.Decide(now, leadership_.held, save.inflight, Decided(save));
+  if (NeedsSettling(now.state, view)) decisions_.Settle(now, leadership_.held, Decided(save));
 }
 
 // Every rank hears it, also on nodes that can write there.
@@ -301,13 +302,13 @@ void SaveCoordinator::PublishIfNext(const Save& save, const SaveView& view) {
   const int64_t sequence = save.save.sequence;
   const bool is_next = saves_.begin()->first == sequence && state.phase() == SaveState::SEALED &&
                        view.AllHave(NodeVote::DURABLE);
-  if (is_next && ahead_.MayPrecede(sequence)) {
+  if (is_next && prepared_.MayPrecede(sequence)) {
     saves_.at(sequence).changed = true;  // Look again at the next tick.
     return;
   }
   if (!is_next && state.phase() != SaveState::PUBLISHING) return;
   CheckpointPublication::Options options;
-  options.office = office_.held;
+  options.leadership = leadership_.held;
   for (const auto& [node, vote] : view.votes) {
     if (vote.stage() == NodeVote::DURABLE) options.digests[node] = vote.digest();
   }
@@ -390,7 +391,7 @@ void SaveCoordinator::Sweep() {
     return;
   sweep_needed_ = false;
   sweeping_ = true;
-  std::set<int64_t> unfinished = ahead_.sequences();
+  std::set<int64_t> unfinished = prepared_.sequences();
   unfinished.merge(unknown_.sequences());
   for (const auto& [sequence, save] : saves_) unfinished.insert(sequence);
   root_->Sweep(last_sequence_, unfinished, callbacks_.Guard([this](const absl::Status& swept) {

@@ -17,8 +17,8 @@
 #include "ckptd/ledger/v1/ledger.pb.h"
 #include "daemon/cluster/absent_nodes.h"
 #include "daemon/cluster/checkpoint_publication.h"
+#include "daemon/cluster/prepared_saves.h"
 #include "daemon/cluster/save_watch.h"
-#include "daemon/cluster/saves_ahead.h"
 #include "daemon/cluster/unknown_outcomes.h"
 #include "daemon/engine/shared_root_io.h"
 #include "daemon/etcd/backoff.h"
@@ -37,16 +37,16 @@
 
 namespace ckptd {
 
-// Lives while the office is this node's (RunCoordinator::Office::mine); a later coordinator goes on from what
-// etcd and the root say. What it watches only tells it when to ask: each decision is a transaction that reads
-// anew and counts only if the office is held, so it may act on what is old, and after it has lost the office.
+// Lives while this node leads (RunCoordinator::Leadership::mine); the next coordinator continues from etcd
+// and the root. What it watches only tells it when to ask: each decision is a transaction that reads anew,
+// and counts only while this node leads. So it may act on old news, and after it has lost the leadership.
 //
 //   - Of each save that is proposed it makes the in-flight directory. No other node makes one: a late one
 //     would bring a name back.
 //   - Once the attempt that acts has saved, it makes the next save in advance, with its directory
-//     (SavesAhead), so that nothing but the nodes' votes lies between a Begin and its answer.
+//     (PreparedSaves), so that nothing but the nodes' votes lies between a Begin and its answer.
 //   - Saves are published in the order of their sequences: each waits until all before it have ended.
-//   - A save for whose admission nobody waits any longer ends. The nodes that waited say so themselves; this
+//   - A save for whose admission no node waits any longer ends. The nodes that waited tell so themselves; this
 //     is for one whose daemons have all started again, and that would hold up all after it.
 //   - A node that is not registered for the grace period is lost: the saves end that need more of it.
 //
@@ -69,7 +69,7 @@ class SaveCoordinator {
   };
   // `etcd`, `clock` and `root` must outlive it. The hooks must not destroy the object.
   SaveCoordinator(Etcd* etcd, Clock* clock, SharedRootIo* root, Options options,
-                  const RunCoordinator::Office& office, Hooks hooks);
+                  const RunCoordinator::Leadership& leadership, Hooks hooks);
 
   void Start();
   void OnTick();  // Several times a second.
@@ -130,7 +130,7 @@ class SaveCoordinator {
   Clock* const clock_;
   SharedRootIo* const root_;
   const Options options_;
-  const RunCoordinator::Office office_;
+  const RunCoordinator::Leadership leadership_;
   const LedgerKeys keys_;
   const Hooks hooks_;
   SaveAdmission admission_;
@@ -138,7 +138,7 @@ class SaveCoordinator {
   CheckpointReaders readers_;
   EtcdMirror states_;
   SaveWatch watch_;
-  SavesAhead ahead_;
+  PreparedSaves prepared_;
   UnknownOutcomes unknown_;
   bool reading_states_ = false;  // Nothing is decided meanwhile.
   bool lost_ = false;

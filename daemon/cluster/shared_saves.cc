@@ -48,12 +48,12 @@ absl::Status OtherRanks(const std::string& tag, const std::vector<int>& proposed
 
 SaveName NameOf(const SaveState& state) { return {state.attempt(), state.tag(), state.ordinal()}; }
 
-// Also if nobody knew that when it ended.
+// Also if that was unknown when it ended.
 bool IsCheckpoint(const SaveState& state) {
   return state.phase() == SaveState::COMMITTED || state.found() == SaveState::IS_CHECKPOINT;
 }
 
-// Whether the sequence is another save's, or nobody's.
+// Whether the sequence is another save's, or unused.
 bool IsOfAnother(const SaveName& name, const SaveState& state) {
   return state.phase() != SaveState::OPEN && NameOf(state) != name;
 }
@@ -271,10 +271,10 @@ void SharedSaves::Send(const SaveName& name, const NodeSave& part, Request reque
                                 if (!save.ok()) return answer(save.status());
                                 answer(VotedSave{*save, ""});
                               });
-    case Request::kVoteNo:
+    case Request::kReject:
       *vote.mutable_no() = *part.failed;
       return admission_.Vote(part.save, vote, GuessOf(part), answer);
-    case Request::kVoteYes: {
+    case Request::kAccept: {
       if (part.retention) *vote.mutable_retention() = *part.retention;
       SaveGuess guess = GuessOf(part);
       guess.voters = voters_.Of(name.attempt);
@@ -306,12 +306,12 @@ void SharedSaves::OnAnswer(const SaveName& name, Request request, int64_t sequen
   }
   part->Answered(request, save.state);
   if (request != Request::kBegin) part->vote = answer->vote;
-  if (part->no_counts && request == Request::kVoteNo) Release(name, *part);
+  if (part->rejection_counts && request == Request::kReject) Release(name, *part);
   Saw(name, save);
   Ask(name);
 }
 
-// The first Begin of any node says of which ranks the save is.
+// The first Begin of any node names the ranks of the save.
 void SharedSaves::CheckRanks(const SaveName& name, const SaveState& state) {
   NodeSave& part = *Find(name);
   const std::vector<int> proposed(state.ranks().begin(), state.ranks().end());
@@ -368,7 +368,7 @@ void SharedSaves::OnState(const SharedSave& save) {
     PassOver(passed_over);
     Ask(passed_over);
   }
-  if (name.tag.empty()) return;  // Nobody's.
+  if (name.tag.empty()) return;  // Unused.
   sequences_[name] = save.sequence;
   if (Find(name) != nullptr) return Saw(name, save);
   if (IsCheckpoint(save.state) && hooks_.other_committed) hooks_.other_committed(save);

@@ -83,7 +83,7 @@ class SharedSaves {
   // A rank of this node begins the save: it is proposed, or found as it is by now. A save that is not
   // admitted at the deadline ends: RANKS_MISSING if this node has accepted it, ADMISSION_TIMEOUT if it has
   // not. `ranks`: those of all nodes that have something to save, ascending; empty: all. SAVE_CONFLICT ends a
-  // save of which two nodes say that differently. No-op if it has begun before.
+  // save for which two nodes name different ranks. No-op if it has begun before.
   void Begin(const SaveName& name, Instant admission_deadline, std::vector<int> ranks = {});
   // The same for a save whose parts this node has sealed, and Sealed as well: after a new registration, or by
   // the daemon that has taken the parts over. It has no deadline, for what is sealed is finished.

@@ -39,8 +39,8 @@ absl::Status CheckWord(const SharedSave& save, bool is_checkpoint, SharedPlace p
 
 }  // namespace
 
-UnknownOutcomes::UnknownOutcomes(Tools tools, CompareAndSwap::Held office, std::string run, Hooks hooks)
-    : tools_(tools), office_(std::move(office)), run_(std::move(run)), hooks_(std::move(hooks)) {}
+UnknownOutcomes::UnknownOutcomes(Tools tools, CompareAndSwap::Held leadership, std::string run, Hooks hooks)
+    : tools_(tools), leadership_(std::move(leadership)), run_(std::move(run)), hooks_(std::move(hooks)) {}
 
 UnknownOutcomes::~UnknownOutcomes() {
   callbacks_.End();
@@ -144,7 +144,7 @@ void UnknownOutcomes::Looked(int64_t sequence, const absl::StatusOr<SharedPlace>
 void UnknownOutcomes::Release(Unknown& unknown, bool is_checkpoint) {
   unknown.asking = true;
   tools_.decisions->Release(
-      unknown.save, office_, is_checkpoint ? SaveState::IS_CHECKPOINT : SaveState::IS_NO_CHECKPOINT,
+      unknown.save, leadership_, is_checkpoint ? SaveState::IS_CHECKPOINT : SaveState::IS_NO_CHECKPOINT,
       callbacks_.Guard([this, sequence = unknown.save.sequence](const absl::StatusOr<SharedSave>& save) {
         Released(sequence, save);
       }));

@@ -1,4 +1,4 @@
-// Saves of several nodes that have ended INDETERMINATE, and how the run goes on after them.
+// Saves of several nodes that have ended INDETERMINATE, and how the run continues after them.
 #ifndef CKPTD_DAEMON_CLUSTER_UNKNOWN_OUTCOMES_H_
 #define CKPTD_DAEMON_CLUSTER_UNKNOWN_OUTCOMES_H_
 
@@ -23,10 +23,10 @@
 
 namespace ckptd {
 
-// Lives as long as the office. While the outcome of a save is not known no other save of the run is
+// Lives as long as this node leads. While the outcome of a save is not known no other save of the run is
 // published. The coordinator looks for it from time to time: at its tag it is a checkpoint, and in the trash
 // it never will be one. If it is in neither place, an operator must say that it is no checkpoint. What is
-// found out is written into the save's state, and the run goes on.
+// found is written into the save's state, and the run continues.
 class UnknownOutcomes {
  public:
   using Settled = SharedRun::Settled;
@@ -39,17 +39,17 @@ class UnknownOutcomes {
     Clock* clock = nullptr;
   };
   struct Hooks {
-    std::function<void()> settled;                  // The run goes on.
+    std::function<void()> settled;                  // The run continues.
     std::function<void(const absl::Status&)> lost;  // As that of SaveCoordinator.
   };
   // `run`: for messages.
-  UnknownOutcomes(Tools tools, CompareAndSwap::Held office, std::string run, Hooks hooks);
+  UnknownOutcomes(Tools tools, CompareAndSwap::Held leadership, std::string run, Hooks hooks);
   // NOT_COORDINATOR for operators who wait: what they have said counts or not.
   ~UnknownOutcomes();
 
   // Etcd shows a save that has ended with the reason INDETERMINATE.
   void OnEnded(const SharedSave& save);
-  // Those of which nothing is known yet.
+  // Those whose outcome is not known yet.
   std::set<int64_t> sequences() const;
   // Whether a save of this tag is one of them, or was until it was settled.
   bool HasTag(const std::string& tag) const;
@@ -79,7 +79,7 @@ class UnknownOutcomes {
   void Refuse(Unknown& unknown, const absl::Status& why);
 
   const Tools tools_;
-  const CompareAndSwap::Held office_;
+  const CompareAndSwap::Held leadership_;
   const std::string run_;
   const Hooks hooks_;
   std::map<int64_t, Unknown> unknown_;      // By sequence.

@@ -52,7 +52,7 @@ void UseCounter::OnPage(const absl::StatusOr<etcdserverpb::RangeResponse>& page)
 void UseCounter::Write() {
   CompareAndSwap swap;
   swap.ranges = {{options_.key}};
-  swap.held = {options_.office};
+  swap.held = {options_.leadership};
   swap.decide = [key = options_.key, value = counted_.SerializeAsString()](
                     const CompareAndSwap::Found& found) -> std::vector<etcdserverpb::RequestOp> {
     if (!found[0].empty() && found[0][0].value() == value) return {};

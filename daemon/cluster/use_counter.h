@@ -24,7 +24,7 @@ class UseCounter {
     std::string prefix;  // Of the run's keys, with the slash at its end.
     std::string key;     // Of what is counted: user_use.h.
     std::string path;    // Of the root; for messages.
-    CompareAndSwap::Held office;
+    CompareAndSwap::Held leadership;
   };
   // `etcd` and `clock` must outlive it.
   UseCounter(Etcd* etcd, Clock* clock, Options options);

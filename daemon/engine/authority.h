@@ -66,10 +66,10 @@ class Authority {
     std::function<void(int64_t sequence, const std::optional<storage::v1::RetentionPolicy>&)>
         newest_committed;
     // `coordinates` has become another one.
-    std::function<void()> office_changed;
+    std::function<void()> leadership_changed;
     // Right after that: this node has given up what it decided for others, because its file system has not
     // answered for so long. Another one takes its place.
-    std::function<void(Duration silence)> stood_aside;
+    std::function<void(Duration silence)> stepped_down;
     // For the log: this node decides for all from now on. Once for each term that is heard of. May be null.
     std::function<void(const std::string& node, int64_t term)> coordinator_changed;
     // What an operator may want to read in the log.

@@ -362,7 +362,7 @@ void Retention::OnEvicted(Run* run, int64_t sequence, const std::string& tag, co
   hooks_.settled();
 }
 
-void Retention::OnOfficeChanged(Run* run) {
+void Retention::OnLeadershipChanged(Run* run) {
   states_.Of(run).pointers_known = false;
   Apply(run);
 }

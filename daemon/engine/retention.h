@@ -84,7 +84,7 @@ class Retention {
   void SetPointers(const Run* run, PointerFiles pointers);
   // Of a run that several nodes share: this node decides for all, or no longer does. Others may have written
   // the pointer files before, so it removes nothing until SetPointers.
-  void OnOfficeChanged(Run* run);
+  void OnLeadershipChanged(Run* run);
 
   // A pin or a resume decision that is on its way to disk keeps its checkpoint already.
   void BeginPin(const Run* run, int64_t sequence);

@@ -56,8 +56,8 @@ void SaveDriver::Start(Run* run) {
           [this, run](int64_t sequence, const std::optional<storage::v1::RetentionPolicy>& retention) {
             hooks_.newest_committed(run, sequence, retention);
           },
-      .office_changed = [this, run] { hooks_.office_changed(run); },
-      .stood_aside =
+      .leadership_changed = [this, run] { hooks_.leadership_changed(run); },
+      .stepped_down =
           [this, run](Duration silence) {
             observer_->OnWarning(
                 absl::StrCat("this node no longer coordinates ", run->path,

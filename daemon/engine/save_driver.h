@@ -1,5 +1,5 @@
-// SaveDriver carries what the authority of a run decides of its saves to the classes that own the saves of this
-// node, and tells the authority how far this node is.
+// SaveDriver carries what the authority of a run decides of its saves to the classes that own the saves of
+// this node, and tells the authority how far this node is.
 //
 //   SaveIntake       a rank begins a save    -> Begin       kProposed   -> the save has a sequence
 //   AdmissionQueue   has room for a save     -> Accept      kAdmitted   -> the ranks get their memory
@@ -55,7 +55,7 @@ class SaveDriver {
     std::function<void(Run*, int64_t sequence, const std::optional<storage::v1::Damage>&)> damage_changed;
     std::function<void(Run*, int64_t sequence, const std::optional<storage::v1::RetentionPolicy>&)>
         newest_committed;
-    std::function<void(Run*)> root_changed, office_changed;
+    std::function<void(Run*)> root_changed, leadership_changed;
   };
   SaveDriver(Clock* clock, EngineObserver* observer, SaveTable* saves, Hooks hooks);
 

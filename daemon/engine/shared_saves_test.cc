@@ -481,8 +481,8 @@ TEST_F(SharedSavesTest, CheckpointsAreRemovedByTheNodeThatCoordinates) {
   CommitKeepingOne("a", 1);
   CommitKeepingOne("b", 2);
   EXPECT_THAT(disks_[1]->evicted, ElementsAre());
-  nodes_->has_office = true;
-  nodes_->hooks.office_changed();
+  nodes_->leads = true;
+  nodes_->hooks.leadership_changed();
   PutInRoot("a", 1);
   PutInRoot("b", 2);
   LookAtRoot();  // As each coordinator does.
@@ -492,7 +492,7 @@ TEST_F(SharedSavesTest, CheckpointsAreRemovedByTheNodeThatCoordinates) {
 TEST_F(SharedSavesTest, OperatorHearsThatThisNodeNoLongerCoordinatesBecauseItsFileSystemHangs) {
   CommitKeepingOne("a", 1);
   observer_.warnings.clear();
-  nodes_->hooks.stood_aside(std::chrono::seconds(60));
+  nodes_->hooks.stepped_down(std::chrono::seconds(60));
   EXPECT_THAT(observer_.warnings, ElementsAre(AllOf(HasSubstr("this node no longer coordinates /"),
                                                     HasSubstr("not answered for 60 s"))));
 }
@@ -515,7 +515,7 @@ TEST_F(SharedSavesTest, NamesNoPolicyWhereNoRankDoes) {
 
 // No rank of this node saves; it may have started after the others had committed.
 TEST_F(SharedSavesTest, CoordinatorRemovesWhatThePolicyOfOtherNodesRanksDoesNotKeep) {
-  nodes_->has_office = true;
+  nodes_->leads = true;
   ActivateFirstAttempt();
   for (int64_t sequence : {1, 2, 3}) PutInRoot("step" + std::to_string(sequence), sequence);
   LookAtRoot();
@@ -532,7 +532,7 @@ TEST_F(SharedSavesTest, CoordinatorRemovesWhatThePolicyOfOtherNodesRanksDoesNotK
 }
 
 TEST_F(SharedSavesTest, NothingIsRemovedWhileThePolicyOfTheNewestCheckpointIsNotKnown) {
-  nodes_->has_office = true;
+  nodes_->leads = true;
   ActivateFirstAttempt();
   nodes_->hooks.newest_committed(2, KeepLast(1));
   for (int64_t sequence : {1, 2, 3}) PutInRoot("step" + std::to_string(sequence), sequence);
@@ -547,7 +547,7 @@ TEST_F(SharedSavesTest, NothingIsRemovedWhileThePolicyOfTheNewestCheckpointIsNot
 }
 
 TEST_F(SharedSavesTest, NothingIsRemovedWhileItIsNotKnownWhatTheActingAttemptResumesFrom) {
-  nodes_->has_office = true;
+  nodes_->leads = true;
   for (int64_t sequence : {1, 2}) PutInRoot("step" + std::to_string(sequence), sequence);
   LookAtRoot();
   nodes_->hooks.newest_committed(2, KeepLast(1));
@@ -560,8 +560,8 @@ TEST_F(SharedSavesTest, NothingIsRemovedWhileItIsNotKnownWhatTheActingAttemptRes
 TEST_F(SharedSavesTest, CoordinatorLeavesCheckpointsAloneThatALaunchCouldNotResumeFrom) {
   PutInRoot("other model", 2);
   LookAtRoot();
-  nodes_->has_office = true;
-  nodes_->hooks.office_changed();
+  nodes_->leads = true;
+  nodes_->hooks.leadership_changed();
   LookAtRoot();
   ActivateFirstAttempt();
   nodes_->ledger()->DecideResume(1, {"other model", 2}, [](const auto& choice) { EXPECT_TRUE(choice.ok()); });
@@ -576,8 +576,8 @@ TEST_F(SharedSavesTest, CoordinatorLeavesCheckpointsAloneThatALaunchCouldNotResu
 TEST_F(SharedSavesTest, WhatIsLeftAloneIsAskedAgainIfACheckpointComesMeanwhile) {
   PutInRoot("other model", 2);
   LookAtRoot();
-  nodes_->has_office = true;
-  nodes_->hooks.office_changed();
+  nodes_->leads = true;
+  nodes_->hooks.leadership_changed();
   LookAtRoot();
   ActivateFirstAttempt();
   nodes_->ledger()->DecideResume(1, {"other model", 2}, [](const auto& choice) { EXPECT_TRUE(choice.ok()); });
@@ -605,8 +605,8 @@ TEST_F(SharedSavesTest, NewCoordinatorTellsTheLedgerOfEachLaunchThatHasSaved) {
   disks_[1]->committed[6].summary.set_attempt(1);
   PutInRoot("c", 7);
   disks_[1]->committed[7].summary.set_attempt(2);
-  nodes_->has_office = true;
-  nodes_->hooks.office_changed();
+  nodes_->leads = true;
+  nodes_->hooks.leadership_changed();
   nodes_->hooks.newest_committed(7, KeepLast(1));
   LookAtRoot();
   EXPECT_THAT(Tags(), ElementsAre("c", "other model"));
@@ -618,8 +618,8 @@ TEST_F(SharedSavesTest, NothingIsRemovedBeforeTheCheckpointIsSeenWhoseSaveNamesT
   PutInRoot("one_1", 1);
   PutInRoot("one_2", 2);
   LookAtRoot();
-  nodes_->has_office = true;
-  nodes_->hooks.office_changed();
+  nodes_->leads = true;
+  nodes_->hooks.leadership_changed();
   LookAtRoot();
   ActivateFirstAttempt();
   nodes_->ledger()->DecideResume(1, {"one_2", 2}, [](const auto& choice) { EXPECT_TRUE(choice.ok()); });
@@ -645,8 +645,8 @@ TEST_F(SharedSavesTest, NothingIsRemovedBeforeTheNewCoordinatorHasReadThePointer
   for (int64_t sequence : {1, 2, 3}) PutInRoot("step" + std::to_string(sequence), sequence);
   LookAtRoot();
   nodes_->hooks.newest_committed(3, KeepLast(1));
-  nodes_->has_office = true;
-  nodes_->hooks.office_changed();
+  nodes_->leads = true;
+  nodes_->hooks.leadership_changed();
   RunQueued();
   EXPECT_THAT(disks_[1]->evicted, ElementsAre());
   (*disks_[1]->committed[1].summary.mutable_pointers())["BEST"] = "step1";
@@ -655,7 +655,7 @@ TEST_F(SharedSavesTest, NothingIsRemovedBeforeTheNewCoordinatorHasReadThePointer
 }
 
 TEST_F(SharedSavesTest, PolicyOfItsOwnRanksIsNotThatOfTheRun) {
-  nodes_->has_office = true;
+  nodes_->leads = true;
   CommitKeepingOne("a", 1);
   nodes_->hooks.newest_committed(2, std::nullopt);  // Another one was faster.
   CommitKeepingOne("b", 2);
@@ -663,7 +663,7 @@ TEST_F(SharedSavesTest, PolicyOfItsOwnRanksIsNotThatOfTheRun) {
 }
 
 TEST_F(SharedSavesTest, DamagedCheckpointsDoNotCountWhereOtherNodesHaveNamedThePolicy) {
-  nodes_->has_office = true;
+  nodes_->leads = true;
   ActivateFirstAttempt();
   for (int64_t sequence : {1, 2, 3}) PutInRoot("step" + std::to_string(sequence), sequence);
   disks_[1]->committed[3].summary.set_suspect("it diverges");
@@ -675,7 +675,7 @@ TEST_F(SharedSavesTest, DamagedCheckpointsDoNotCountWhereOtherNodesHaveNamedTheP
 }
 
 TEST_F(SharedSavesTest, PolicyThatIsHeardOfLateDoesNotReplaceThatOfANewerSave) {
-  nodes_->has_office = true;
+  nodes_->leads = true;
   ActivateFirstAttempt();
   for (int64_t sequence : {1, 2}) PutInRoot("step" + std::to_string(sequence), sequence);
   LookAtRoot();
@@ -685,9 +685,9 @@ TEST_F(SharedSavesTest, PolicyThatIsHeardOfLateDoesNotReplaceThatOfANewerSave) {
   EXPECT_THAT(disks_[1]->evicted, ElementsAre());
 }
 
-// A coordinator that has lost its office, and does not know it, would scan and fail for ever.
+// A coordinator that has lost its leadership, and does not know it, would scan and fail for ever.
 TEST_F(SharedSavesTest, RemovalThatHasFailedIsNotTriedAgainBeforeTheNextSave) {
-  nodes_->has_office = true;
+  nodes_->leads = true;
   ActivateFirstAttempt();
   for (int64_t sequence : {1, 2}) PutInRoot("step" + std::to_string(sequence), sequence);
   ios_.at(1)->errors["Evict"] = absl::FailedPreconditionError("not the coordinator");

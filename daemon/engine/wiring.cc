@@ -172,53 +172,52 @@ Engine::Impl::Impl(EngineOptions options, Clock* clock, SegmentPool* pool, Engin
                  queue_.TryAdmitAll();
                  CheckDrained();
                }}),
-      driver_(
-          clock, observer, &saves_,
-          {.begun =
-               [this](const Run& run, const SaveId& id, const absl::StatusOr<int64_t>& sequence) {
-                 intake_.OnSequence(run.name, id, sequence);
-               },
-           .admitted =
-               [this](Save* save) {
-                 publisher_.Start(save);
-                 grants_.OnAdmitted(save);
-               },
-           .sealed = [this](Save* save) { tracker_.OnSealedEverywhere(save); },
-           .committed =
-               [this](Save* save, CommittedCheckpoint committed, PointerFiles pointers) {
-                 OnCommitted(save, std::move(committed), std::move(pointers));
-               },
-           .committed_unread =
-               [this](Save* save) {
-                 Run* run = save->run;
-                 tracker_.End(save, v1::COMMITTED);
-                 retention_.ApplyAfterScan(run);
-                 scanner_.Scan(run);
-               },
-           .indeterminate = [this](Save* save,
-                                   const absl::Status& why) { publisher_.SetIndeterminate(save, why); },
-           .fail = [this](Save* save, const absl::Status& error) { tracker_.Fail(save, error); },
-           .ended = [this](Save* save, const absl::Status& why) { tracker_.OnEnded(save, why); },
-           .continue_failing = [this](Save* save) { tracker_.ContinueFailing(save); },
-           .removed =
-               [this](Run* run, int64_t sequence) {
-                 run->catalog.Withdraw(sequence);
-                 residents_.Prune(run);
-               },
-           .damage_changed =
-               [this](Run* run, int64_t sequence, const std::optional<storage::v1::Damage>& damage) {
-                 damage_.OnChanged(run, sequence, damage);
-               },
-           .newest_committed =
-               [this](Run* run, int64_t sequence, const std::optional<RetentionPolicy>& retention) {
-                 retention_.SetPolicyOf(run, sequence, retention);
-               },
-           .root_changed =
-               [this](Run* run) {
-                 retention_.ApplyAfterScan(run);
-                 scanner_.Scan(run);
-               },
-           .office_changed = [this](Run* run) { retention_.OnOfficeChanged(run); }}),
+      driver_(clock, observer, &saves_,
+              {.begun =
+                   [this](const Run& run, const SaveId& id, const absl::StatusOr<int64_t>& sequence) {
+                     intake_.OnSequence(run.name, id, sequence);
+                   },
+               .admitted =
+                   [this](Save* save) {
+                     publisher_.Start(save);
+                     grants_.OnAdmitted(save);
+                   },
+               .sealed = [this](Save* save) { tracker_.OnSealedEverywhere(save); },
+               .committed =
+                   [this](Save* save, CommittedCheckpoint committed, PointerFiles pointers) {
+                     OnCommitted(save, std::move(committed), std::move(pointers));
+                   },
+               .committed_unread =
+                   [this](Save* save) {
+                     Run* run = save->run;
+                     tracker_.End(save, v1::COMMITTED);
+                     retention_.ApplyAfterScan(run);
+                     scanner_.Scan(run);
+                   },
+               .indeterminate = [this](Save* save,
+                                       const absl::Status& why) { publisher_.SetIndeterminate(save, why); },
+               .fail = [this](Save* save, const absl::Status& error) { tracker_.Fail(save, error); },
+               .ended = [this](Save* save, const absl::Status& why) { tracker_.OnEnded(save, why); },
+               .continue_failing = [this](Save* save) { tracker_.ContinueFailing(save); },
+               .removed =
+                   [this](Run* run, int64_t sequence) {
+                     run->catalog.Withdraw(sequence);
+                     residents_.Prune(run);
+                   },
+               .damage_changed =
+                   [this](Run* run, int64_t sequence, const std::optional<storage::v1::Damage>& damage) {
+                     damage_.OnChanged(run, sequence, damage);
+                   },
+               .newest_committed =
+                   [this](Run* run, int64_t sequence, const std::optional<RetentionPolicy>& retention) {
+                     retention_.SetPolicyOf(run, sequence, retention);
+                   },
+               .root_changed =
+                   [this](Run* run) {
+                     retention_.ApplyAfterScan(run);
+                     scanner_.Scan(run);
+                   },
+               .leadership_changed = [this](Run* run) { retention_.OnLeadershipChanged(run); }}),
       recovery_(clock, observer, pool, journal, &runs_.all(), &saves_, &sizes_, options_.chunk_bytes,
                 {.past = [this](const Run& run, const SaveId& key) { return ended_.Past(run, key); },
                  .recovered =

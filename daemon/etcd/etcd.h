@@ -54,14 +54,14 @@ class Etcd {
 
   virtual ~Etcd() = default;
 
-  // Linearizable: sees all that was answered before, to anybody.
+  // Linearizable: sees all that was answered before, to any client.
   virtual void Range(const etcdserverpb::RangeRequest& request, const std::string& purpose,
                      Answer<etcdserverpb::RangeResponse> answer) = 0;
   // Also the way to put and to delete: a transaction without comparisons.
   virtual void Txn(const etcdserverpb::TxnRequest& request, const std::string& purpose,
                    Answer<etcdserverpb::TxnResponse> answer) = 0;
 
-  // A lease whose grant was asked for twice exists twice; the one that nobody knows ends by itself.
+  // A lease whose grant was asked for twice exists twice; the one that no caller knows ends by itself.
   virtual void GrantLease(const etcdserverpb::LeaseGrantRequest& request, const std::string& purpose,
                           Answer<etcdserverpb::LeaseGrantResponse> answer) = 0;
   // TTL 0 in the answer: the lease has ended.

@@ -198,7 +198,7 @@ void EtcdConnection::Authenticated(const absl::StatusOr<etcdserverpb::Authentica
   for (const auto& call : std::set<std::shared_ptr<EtcdCall>>(calls_)) {
     if (answer.ok() || call->under_way || !calls_.contains(call)) continue;
     call->last_error = std::string(answer.status().message());
-    // Whoever only gets no answer asks again until its own time is over.
+    // A caller that gets no answer asks again until its own deadline.
     if (refused) Answer(call, answer.status());
   }
   TryAllThatAreDue();

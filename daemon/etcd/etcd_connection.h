@@ -69,7 +69,7 @@ class EtcdConnection : public std::enable_shared_from_this<EtcdConnection> {
   Clock* const clock_;
   const Post post_;
   EtcdPast past_;
-  CallEnded call_ended_;  // Null: nobody wants to know.
+  CallEnded call_ended_;  // May be null.
   std::set<std::shared_ptr<EtcdCall>> calls_;
   std::string token_;  // Empty: there is none.
   bool authenticating_ = false;

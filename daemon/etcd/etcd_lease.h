@@ -13,8 +13,8 @@
 namespace ckptd {
 
 // The lease is over for us before it is over for etcd: its time counts from the moment at which the request
-// was sent, on a clock that runs while the machine is suspended. Whoever acts in its name asks held() first.
-// A process that hangs does not call OnTick, and so loses its lease.
+// was sent, on a clock that runs while the machine is suspended. A caller that acts in its name asks held()
+// first. A process that hangs does not call OnTick, and so loses its lease.
 class EtcdLease {
  public:
   // `clock`: BootClock(), but for tests. `lost` runs once, in OnTick or in an answer of etcd's, when a lease

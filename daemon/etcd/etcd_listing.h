@@ -12,7 +12,7 @@ namespace ckptd {
 
 struct EtcdListing {
   std::vector<etcdserverpb::KeyValue> keys;  // In order.
-  int64_t revision = 0;                      // What was so at this revision; a watch goes on at the next.
+  int64_t revision = 0;                      // Of the listing; a watch continues at the next one.
 };
 
 // All pages show the same revision. If etcd is compacted between two pages, the list is begun again, three

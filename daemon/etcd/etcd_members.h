@@ -28,7 +28,7 @@ struct EtcdMember {
 
 class EtcdMembers {
  public:
-  // Reads the files of TLS. Connects to nobody yet.
+  // Reads the files of TLS. Makes no connection yet.
   static absl::StatusOr<EtcdMembers> Make(const EtcdOptions& options);
 
   // The one to ask.

@@ -22,8 +22,8 @@ namespace {
 using ledger::v1::NodeVote;
 using ledger::v1::SaveState;
 
-// The vote that counts for a node; null: it has not voted, or whoever voted has ended since, and its memory
-// with it.
+// The vote that counts for a node; null: it has not voted, or the daemon that voted has ended since, and its
+// memory with it.
 const NodeVote* VoteOf(const SaveView& view, const std::string& node) {
   const auto vote = view.votes.find(node);
   const auto living = view.registrations.find(node);

@@ -31,7 +31,7 @@ void CheckpointDamage::Clear(int64_t sequence, Done cleared) {
 }
 
 // A reader may have seen a removal: this node's registration, and with it what kept the checkpoint, may have
-// been lost while it read. So the mark counts only if nobody has decided on a removal, in any registration.
+// been lost while it read. So the mark counts only if no removal has been decided, in any registration.
 void CheckpointDamage::Set(int64_t sequence, const storage::v1::Damage* damage, bool only_if_unknown,
                            Done done) {
   DamageMark mark;

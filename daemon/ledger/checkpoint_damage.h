@@ -41,7 +41,7 @@ class CheckpointDamage {
   CheckpointDamage(Etcd* etcd, Options options);
 
   // By any node, with the tag, the sequence and the time of the damage. An earlier mark stays. BEING_REMOVED
-  // if the checkpoint goes, or has gone: what a reader has found of it was the removal, perhaps.
+  // if the checkpoint is being removed, or was: what a reader has found may be the removal.
   void Mark(const storage::v1::Damage& damage, Done marked);
   // As Mark, but the mark is an old one: it counts only if etcd has never heard of damage of the checkpoint.
   void Remember(const storage::v1::Damage& damage, Done marked);

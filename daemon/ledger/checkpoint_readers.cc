@@ -99,16 +99,17 @@ void CheckpointReaders::Set(int64_t sequence, bool reading, const std::string& w
   Finish(std::move(swap), refused, std::move(done));
 }
 
-void CheckpointReaders::Evict(const Victim& victim, const Count& count, const CompareAndSwap::Held& office,
-                              Done evicting) {
-  Remove(victim, 0, count, office, std::move(evicting));
+void CheckpointReaders::Evict(const Victim& victim, const Count& count,
+                              const CompareAndSwap::Held& leadership, Done evicting) {
+  Remove(victim, 0, count, leadership, std::move(evicting));
 }
 
-void CheckpointReaders::EndEviction(const Victim& victim, const CompareAndSwap::Held& office, Done ended) {
+void CheckpointReaders::EndEviction(const Victim& victim, const CompareAndSwap::Held& leadership,
+                                    Done ended) {
   CompareAndSwap swap;
   const std::string key = keys_.Evicting(victim.sequence);
   swap.ranges = {{key}};
-  swap.held = {office};
+  swap.held = {leadership};
   swap.decide = [key, inode = victim.inode](const CompareAndSwap::Found& found) {
     Evicting decision = FirstOf<Evicting>(found[0]);
     if (found[0].empty() || decision.ended() || decision.replaced_by() != 0 || decision.inode() != inode)
@@ -120,13 +121,13 @@ void CheckpointReaders::EndEviction(const Victim& victim, const CompareAndSwap::
   Finish(std::move(swap), std::make_shared<absl::Status>(), std::move(ended));
 }
 
-void CheckpointReaders::Replace(int64_t sequence, int64_t replaced_by, const CompareAndSwap::Held& office,
+void CheckpointReaders::Replace(int64_t sequence, int64_t replaced_by, const CompareAndSwap::Held& leadership,
                                 Done evicting) {
-  Remove({.sequence = sequence}, replaced_by, std::nullopt, office, std::move(evicting));
+  Remove({.sequence = sequence}, replaced_by, std::nullopt, leadership, std::move(evicting));
 }
 
 void CheckpointReaders::Remove(const Victim& victim, int64_t replaced_by, const std::optional<Count>& count,
-                               const CompareAndSwap::Held& office, Done evicting) {
+                               const CompareAndSwap::Held& leadership, Done evicting) {
   const int64_t sequence = victim.sequence;
   auto refused = std::make_shared<absl::Status>();
   CompareAndSwap swap;
@@ -134,10 +135,10 @@ void CheckpointReaders::Remove(const Victim& victim, int64_t replaced_by, const 
   // From the oldest that may have counted on: older ones have gone, and their keys never do.
   if (const int64_t oldest = count ? OldestOf(*count) : 0; oldest != 0)
     swap.ranges.push_back({.key = keys_.Evicting(oldest), .end = PrefixEnd(keys_.Evictings())});
-  swap.held = {office};
+  swap.held = {leadership};
   swap.decide = [=, keys = keys_, ended = options_.ended_removals](const CompareAndSwap::Found& found) {
     *refused = absl::OkStatus();
-    // A decision on another directory is over, or will be: nobody finds that directory any more.
+    // A decision on another directory is over, or will be: that directory cannot be found any more.
     const Evicting earlier = FirstOf<Evicting>(found[1]);
     const bool same = replaced_by != 0
                           ? earlier.replaced_by() == replaced_by

@@ -48,7 +48,7 @@ class CheckpointReaders {
     std::shared_ptr<const std::set<int64_t>> leaving;  // Did not count, of `listed`; null: none. May grow.
   };
 
-  // What goes.
+  // The checkpoint that is removed.
   struct Victim {
     int64_t sequence = 0;
     std::string tag = "";
@@ -57,16 +57,16 @@ class CheckpointReaders {
 
   // By the coordinator: from OK on no node begins to read it. BEING_READ names the nodes that do.
   // For retention. DAMAGE_FOUND if other checkpoints are marked as damaged than those of `count`,
-  // REMOVAL_FOUND if one goes that may have counted.
-  void Evict(const Victim& victim, const Count& count, const CompareAndSwap::Held& office, Done evicting);
+  // REMOVAL_FOUND if one is being removed that may have counted.
+  void Evict(const Victim& victim, const Count& count, const CompareAndSwap::Held& leadership, Done evicting);
   // The directory of an Evict is gone, durably: the decision is over. No-op if there is another decision.
-  void EndEviction(const Victim& victim, const CompareAndSwap::Held& office, Done ended);
+  void EndEviction(const Victim& victim, const CompareAndSwap::Held& leadership, Done ended);
   // For a save that is being published and has its tag: nodes that listed it do so until that one has ended.
-  void Replace(int64_t sequence, int64_t replaced_by, const CompareAndSwap::Held& office, Done evicting);
+  void Replace(int64_t sequence, int64_t replaced_by, const CompareAndSwap::Held& leadership, Done evicting);
 
  private:
   void Remove(const Victim& victim, int64_t replaced_by, const std::optional<Count>& count,
-              const CompareAndSwap::Held& office, Done evicting);
+              const CompareAndSwap::Held& leadership, Done evicting);
   void Set(int64_t sequence, bool reading, const std::string& what, Done done);
   void Finish(CompareAndSwap swap, std::shared_ptr<absl::Status> refused, Done done);
 
@@ -78,7 +78,7 @@ class CheckpointReaders {
 
 // The nodes that read a checkpoint, of what was found under LedgerKeys::Readers.
 std::vector<std::string> ReadersOf(const std::vector<etcdserverpb::KeyValue>& found);
-// Says that the checkpoint goes. It counts only if no node read it when its readers were found.
+// Decides that the checkpoint is removed. Counts only if no node read it when its readers were found.
 // `replaced_by`: 0 for none.
 etcdserverpb::RequestOp PutEvicting(const LedgerKeys& keys, int64_t sequence, int64_t replaced_by);
 

@@ -18,7 +18,7 @@ using etcdserverpb::RequestOp;
 using etcdserverpb::TxnRequest;
 using etcdserverpb::TxnResponse;
 
-// In each round somebody else has succeeded, so this many is a sign of a mistake.
+// In each round another writer has succeeded, so this many rounds are a sign of a mistake.
 constexpr int kMostRounds = 1000;
 
 // Empty: it is one key.

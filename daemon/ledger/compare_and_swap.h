@@ -39,7 +39,7 @@ struct CompareAndSwap {
   std::string purpose;
   // What is believed to be in the ranges, each as it was at one moment. Then the first reading is left out:
   // what is decided from it is written if nothing was written there since, else it is read. A key with
-  // mod_revision 0 is one whose value alone is known: nobody else writes it, and it never has an earlier
+  // mod_revision 0 is one whose value alone is known: no other writer has it, and it never has an earlier
   // value again.
   std::optional<Found> guess = std::nullopt;
 };

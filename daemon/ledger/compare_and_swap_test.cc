@@ -127,9 +127,9 @@ TEST_F(CompareAndSwapTest, GuessOfAValueAloneIsComparedByTheValue) {
 
 TEST_F(CompareAndSwapTest, WritesNothingWhenWhatIsHeldIsLost) {
   const int64_t revision = Write("key", "1");
-  Write("office", "another node");
-  const absl::Status lost = absl::AbortedError("the office is lost");
-  EXPECT_EQ(Copy({"key"}, {{Key("key", "1", revision)}}, {{"office", "this node", lost, 0}}), lost);
+  Write("leadership", "another node");
+  const absl::Status lost = absl::AbortedError("the leadership is lost");
+  EXPECT_EQ(Copy({"key"}, {{Key("key", "1", revision)}}, {{"leadership", "this node", lost, 0}}), lost);
   EXPECT_EQ(Read("copy"), "(none)");
 }
 

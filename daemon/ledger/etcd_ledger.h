@@ -48,7 +48,7 @@ class EtcdLedger {
 
   struct Options {
     std::string prefix;  // Of the run's keys, with the slash at its end.
-    NodeIdentity node;   // What it says of living processes goes with its lease.
+    NodeIdentity node;   // Its key of live processes is removed with its lease.
     std::string run;     // For messages.
   };
   // `etcd` and `clock` must outlive it.
@@ -67,12 +67,12 @@ class EtcdLedger {
   // `changed` runs at once if it is known which attempt acts, else when etcd has said it.
   void WatchActiveAttempt(std::function<void(int64_t attempt)> changed);
 
-  // A sequence whose answer was lost is given to nobody.
+  // A sequence whose answer was lost stays unused.
   void Admit(int64_t attempt, Answer<absl::StatusOr<int64_t>> answer);
 
   // A decision on a checkpoint that is marked as damaged (CheckpointDamage) is no decision, unless all ranks
-  // have read their part of it: whoever reads it next withdraws it. CHECKPOINT_DAMAGED if `newest`, or what
-  // is to be agreed on, is marked: the mark is older than the answer.
+  // have read their part of it: the next reader of the decision withdraws it. CHECKPOINT_DAMAGED if `newest`,
+  // or what is to be agreed on, is marked: the mark is older than the answer.
   void DecideResume(int64_t attempt, const ResumeChoice& newest, Answer<absl::StatusOr<ResumeChoice>> answer);
   void DecidedResume(int64_t attempt, Answer<absl::StatusOr<std::optional<ResumeChoice>>> answer);
   void RejectResume(int64_t attempt, int64_t sequence, Answer<absl::Status> answer);

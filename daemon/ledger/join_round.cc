@@ -105,7 +105,7 @@ JoinRound::Needs JoinRound::NeedsOf(const RunState& state) const {
     if (node != node_.name) needs.holders.insert(node);
   }
   if (!needs.others) return needs;
-  // An attempt that nobody has joined has no ranks. Of an earlier one than those that may act, this node's
+  // An attempt that no rank has joined has no ranks. Of an earlier one than those that may act, this node's
   // are not read with the others.
   needs.acting = state.active();
   for (const int64_t attempt : needs.attempts) needs.acting = std::min(needs.acting, attempt);

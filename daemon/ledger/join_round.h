@@ -23,7 +23,7 @@ namespace ckptd {
 //
 //   - The launches, and who has had the rank in the launch so far: the blocks of the joining ranks.
 //   - If another process has it: whether that one lives, which the node says on which it ran.
-//   - In a launch that nobody has joined: whether another job's launch runs, or a part of this one under
+//   - In a launch that no rank has joined: whether another job's launch runs, or a part of this one under
 //     another id, for which it needs all ranks of the attempts that may still act, and all living processes.
 //
 // So it is read in steps, until what was read shows that nothing else is needed.

@@ -23,11 +23,11 @@ inline constexpr char kNotInSave[] = "NOT_IN_SAVE";
 inline constexpr char kNodeLost[] = "NODE_LOST";
 // FAILED_PRECONDITION: checkpoints were marked as damaged since it was decided which ones are kept.
 inline constexpr char kDamageFound[] = "DAMAGE_FOUND";
-// FAILED_PRECONDITION: it was decided before, perhaps by an earlier coordinator, that a checkpoint goes that
-// was counted as one that is kept.
+// FAILED_PRECONDITION: it was decided before, perhaps by an earlier coordinator, that a checkpoint is removed
+// that was counted as one that is kept.
 inline constexpr char kRemovalFound[] = "REMOVAL_FOUND";
-// UNAVAILABLE: the checkpoint goes, so nobody begins to read it. It is not damaged, and a newer one is there,
-// or takes its place in a moment.
+// UNAVAILABLE: the checkpoint is being removed, so no read of it begins. It is not damaged, and a newer one
+// is there, or takes its place in a moment.
 inline constexpr char kBeingRemoved[] = "BEING_REMOVED";
 
 }  // namespace ckptd::ledger_reason

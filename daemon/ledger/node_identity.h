@@ -11,7 +11,7 @@ namespace ckptd {
 
 struct NodeIdentity {
   std::string name;
-  int64_t lease = 0;  // What is under it goes when this daemon does.
+  int64_t lease = 0;  // Keys under it are removed when this daemon has ended.
   // The node's key. No other registration ever has this value, for it holds the incarnation.
   std::string key, value;
 

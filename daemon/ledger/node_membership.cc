@@ -91,7 +91,7 @@ void NodeMembership::Lost(const absl::Status& why) {
 void NodeMembership::Release(NodeRegistration::Done released) {
   released_ = true;
   if (identity() != nullptr) return registration_->Release(std::move(released));
-  registration_ = nullptr;  // What it may have asked for goes when its lease ends.
+  registration_ = nullptr;  // Keys that it may have written are removed when its lease ends.
   registered_ = false;
   released(absl::OkStatus());
 }

@@ -42,7 +42,7 @@ class NodeMembership {
   NodeMembership(Etcd* etcd, Clock* clock, Options options, NodeRegistration::Remember remember,
                  NewIncarnation new_incarnation, Changed changed);
 
-  // Null while nobody may act in this node's name, also before anybody has noticed that a lease has ended.
+  // Null while no daemon may act in this node's name, also before the end of the lease was noticed.
   const NodeIdentity* identity() const;
   void OnTick();  // At least once a second.
   // Gives the present registration up at the next OnTick, which reports `why`, and registers anew. No-op

@@ -52,7 +52,7 @@ class NodeRegistration {
   void Register(Done answer);
   // After OK. What this daemon writes compares it.
   const NodeIdentity& identity() const { return identity_; }
-  // False when the lease may have ended, also before anybody has noticed.
+  // False when the lease may have ended, also before that was noticed.
   bool held() const { return lease_.held(); }
   void OnTick();  // At least once a second, from Register on.
   // Gives the name up now.

@@ -17,7 +17,7 @@ using etcdserverpb::RangeResponse;
 using etcdserverpb::RequestOp;
 
 RunCoordinator::RunCoordinator(Etcd* etcd, Clock* clock, Options options,
-                               std::function<void(const Office&)> changed,
+                               std::function<void(const Leadership&)> changed,
                                std::function<void(const absl::Status&)> ended)
     : etcd_(etcd),
       clock_(clock),
@@ -28,7 +28,7 @@ RunCoordinator::RunCoordinator(Etcd* etcd, Clock* clock, Options options,
 
 void RunCoordinator::Start() { Read(); }
 
-// A full etcd says so at once; somebody else may have taken the office meanwhile.
+// A full etcd refuses at once; another node may have taken the leadership meanwhile.
 void RunCoordinator::OnTick() {
   if (stopped_ || !backoff_.IsOver(clock_->Now())) return;
   if (std::exchange(leave_again_, false)) GiveUp();
@@ -37,7 +37,7 @@ void RunCoordinator::OnTick() {
 
 void RunCoordinator::SetWilling(bool willing) {
   if (std::exchange(willing_, willing) == willing || stopped_) return;
-  if (!willing && office_.mine && !leaving_) GiveUp();
+  if (!willing && leadership_.mine && !leaving_) GiveUp();
   if (willing && watch_ != nullptr) Read();  // Else it reads, or is about to.
 }
 
@@ -56,14 +56,14 @@ void RunCoordinator::Read() {
 }
 
 void RunCoordinator::WasRead(const RangeResponse& found) {
-  if (found.kvs_size() == 0 && willing_) return TakeOffice();
+  if (found.kvs_size() == 0 && willing_) return TakeLeadership();
   Watch(found.header().revision() + 1);
   if (found.kvs_size() > 0) Saw(found.kvs(0));
 }
 
-// The term has a key of its own, which stays: the coordinator's key goes with its lease, and the next term
-// must be above that of every coordinator that there was.
-void RunCoordinator::TakeOffice() {
+// The term has a key of its own, which stays: the coordinator's key is removed with its lease, and the next
+// term must be above that of every coordinator that there was.
+void RunCoordinator::TakeLeadership() {
   CompareAndSwap swap;
   swap.ranges = {{keys_.Coordinator()}, {keys_.Term()}};
   swap.held = {options_.node.Held()};
@@ -111,49 +111,50 @@ void RunCoordinator::OnEvents(const std::vector<Event>& events) {
 void RunCoordinator::Saw(const KeyValue& key) {
   ledger::v1::Coordinator coordinator;
   coordinator.ParseFromString(key.value());
-  if (coordinator.term() <= office_.term) return;  // Known.
-  leaving_ = leave_again_ = false;                 // That office is over.
-  office_.term = coordinator.term();
-  office_.node = coordinator.node();
-  office_.mine = coordinator.registration() == options_.node.value;
-  office_.held = {};
-  if (office_.mine) {
-    office_.held = {key.key(), key.value(),
-                    MakeError(absl::StatusCode::kFailedPrecondition, ledger_reason::kNotCoordinator,
-                              absl::StrCat("node \"", options_.node.name,
-                                           "\" is no longer the coordinator of run ", options_.run)),
-                    key.create_revision()};
+  if (coordinator.term() <= leadership_.term) return;  // Known.
+  leaving_ = leave_again_ = false;                     // That leadership is over.
+  leadership_.term = coordinator.term();
+  leadership_.node = coordinator.node();
+  leadership_.mine = coordinator.registration() == options_.node.value;
+  leadership_.held = {};
+  if (leadership_.mine) {
+    leadership_.held = {key.key(), key.value(),
+                        MakeError(absl::StatusCode::kFailedPrecondition, ledger_reason::kNotCoordinator,
+                                  absl::StrCat("node \"", options_.node.name,
+                                               "\" is no longer the coordinator of run ", options_.run)),
+                        key.create_revision()};
   }
-  if (office_.mine && !willing_) return GiveUp();
-  changed_(Office(office_));
+  if (leadership_.mine && !willing_) return GiveUp();
+  changed_(Leadership(leadership_));
 }
 
-// Until etcd has answered, the office is still this daemon's, and nobody decides. So it is asked again, also
-// when the daemon is willing by then.
+// Until etcd has answered, this daemon leads and decides nothing. So it asks again, also when it is willing
+// by then.
 void RunCoordinator::GiveUp() {
   leaving_ = true;
-  DeleteOffice("giving up the coordination",
-               callbacks_.Guard([this, term = office_.term](const absl::Status& given_up) {
-                 if (!stopped_) OnGivenUp(term, given_up);
-               }));
+  DeleteLeadership("giving up the coordination",
+                   callbacks_.Guard([this, term = leadership_.term](const absl::Status& given_up) {
+                     if (!stopped_) OnGivenUp(term, given_up);
+                   }));
 }
 
 void RunCoordinator::OnGivenUp(int64_t term, const absl::Status& given_up) {
-  if (!leaving_ || term != office_.term) return;
+  if (!leaving_ || term != leadership_.term) return;
   const std::string reason = ReasonOf(given_up);
   if (reason == ledger_reason::kUnavailable || reason == ledger_reason::kFull) {
     leave_again_ = true;
     return backoff_.Failed(clock_->Now());
   }
   if (!given_up.ok()) return End(given_up);
-  leaving_ = office_.mine = false;
+  leaving_ = leadership_.mine = false;
   backoff_.Succeeded();
 }
 
 // OK: it is not this daemon's any more.
-void RunCoordinator::DeleteOffice(const std::string& purpose, absl::AnyInvocable<void(absl::Status)> done) {
+void RunCoordinator::DeleteLeadership(const std::string& purpose,
+                                      absl::AnyInvocable<void(absl::Status)> done) {
   CompareAndSwap swap;
-  swap.held = {office_.held};
+  swap.held = {leadership_.held};
   swap.decide = [keys = keys_](const CompareAndSwap::Found&) {
     return std::vector<RequestOp>{Delete(keys.Coordinator())};
   };
@@ -172,8 +173,8 @@ void RunCoordinator::End(const absl::Status& why) {
 void RunCoordinator::Resign(absl::AnyInvocable<void(absl::Status)> resigned) {
   stopped_ = true;
   watch_ = nullptr;
-  if (!office_.mine) return resigned(absl::OkStatus());
-  DeleteOffice("resigning as the coordinator", std::move(resigned));
+  if (!leadership_.mine) return resigned(absl::OkStatus());
+  DeleteLeadership("resigning as the coordinator", std::move(resigned));
 }
 
 }  // namespace ckptd

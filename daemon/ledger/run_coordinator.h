@@ -21,12 +21,12 @@
 
 namespace ckptd {
 
-// Whoever finds that nobody coordinates the run takes the office, until its lease ends or it resigns. Several
-// daemons may believe for a while that the office is theirs; what they decide counts only if the office is
-// held when etcd applies it, so each decision is a CompareAndSwap with Office::held.
+// A daemon that finds a run without a coordinator takes the leadership, until its lease ends or it resigns.
+// Several daemons may believe for a while that they lead. A decision counts only if its daemon leads when
+// etcd applies it, so each decision is a CompareAndSwap with Leadership::held.
 class RunCoordinator {
  public:
-  struct Office {
+  struct Leadership {
     int64_t term = 0;  // Rises with each coordinator of the run; no two have the same.
     std::string node;  // The coordinator's.
     bool mine = false;
@@ -40,46 +40,46 @@ class RunCoordinator {
 
   // `changed` runs with the coordinator, and then with each later one. `ended` runs once if this daemon can
   // neither become coordinator nor hear of one any longer: NODE_REPLACED, and errors of etcd_errors.h but for
-  // LEDGER_UNAVAILABLE and LEDGER_FULL, after which it goes on. Either may destroy this object. `etcd` and
+  // LEDGER_UNAVAILABLE and LEDGER_FULL, after which it continues. Either may destroy this object. `etcd` and
   // `clock` must outlive it.
-  RunCoordinator(Etcd* etcd, Clock* clock, Options options, std::function<void(const Office&)> changed,
+  RunCoordinator(Etcd* etcd, Clock* clock, Options options, std::function<void(const Leadership&)> changed,
                  std::function<void(const absl::Status&)> ended);
 
   void Start();
   void OnTick();  // Several times a second.
-  // False: gives the office up, if it is this daemon's, so that another one takes it; and does not take it
+  // False: steps down, if this daemon leads, so that another one takes over; and does not take it
   // before this was called with true. `changed` runs with the next coordinator.
   void SetWilling(bool willing);
-  // False while the office is, or may be, this daemon's.
-  bool follows_another() const { return watch_ != nullptr && !office_.mine; }
-  // Gives the office up, if it is this daemon's, so that another one takes it at once; and wants it no more.
+  // False while this daemon leads, or may lead.
+  bool follows_another() const { return watch_ != nullptr && !leadership_.mine; }
+  // Steps down, if this daemon leads, so that another one takes over at once; and is no candidate any more.
   void Resign(absl::AnyInvocable<void(absl::Status)> resigned);
 
  private:
   std::string While(const std::string& what) const { return what + " of run " + options_.run; }
   void Read();
   void WasRead(const etcdserverpb::RangeResponse& found);
-  void TakeOffice();
+  void TakeLeadership();
   void Watch(int64_t from_revision);
   void OnEvents(const std::vector<etcdserverpb::Event>& events);
   void Saw(const etcdserverpb::KeyValue& key);
   void GiveUp();
   void OnGivenUp(int64_t term, const absl::Status& given_up);
-  void DeleteOffice(const std::string& purpose, absl::AnyInvocable<void(absl::Status)> done);
+  void DeleteLeadership(const std::string& purpose, absl::AnyInvocable<void(absl::Status)> done);
   void End(const absl::Status& why);
 
   Etcd* const etcd_;
   Clock* const clock_;
   const Options options_;
   const LedgerKeys keys_;
-  std::function<void(const Office&)> changed_;
+  std::function<void(const Leadership&)> changed_;
   std::function<void(const absl::Status&)> ended_;
-  Office office_;  // The latest that was seen.
+  Leadership leadership_;  // The latest that was seen.
   bool stopped_ = false;
   bool willing_ = true;
-  bool leaving_ = false;      // It gives up the latest office, which is its until etcd has answered.
+  bool leaving_ = false;      // It steps down, and leads until etcd has answered.
   bool leave_again_ = false;  // Because etcd has not answered.
-  bool etcd_full_ = false;    // When it has last tried to take the office.
+  bool etcd_full_ = false;    // When it has last tried to take the leadership.
   Backoff backoff_;
   std::unique_ptr<EtcdWatch> watch_;
   CallbackScope callbacks_;

@@ -78,7 +78,7 @@ void RunState::Read(const etcdserverpb::KeyValue& pair) {
     in_root.ParseFromString(pair.value());
     in_root_ = in_root.attempt();
     LaunchOf(
-        in_root_);  // Of a launch that nobody knows any more, or of one whose ranks were partly forgotten.
+        in_root_);  // Of a launch that is not known any more, or of one whose ranks were partly forgotten.
   } else if (pair.key() == keys_.Sequence()) {
     ledger::v1::LastSequence last;
     last.ParseFromString(pair.value());

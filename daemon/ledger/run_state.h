@@ -28,7 +28,7 @@ class RunState {
   // `NameProcesses` has found it.
   const storage::v1::RunRecord& record() const { return record_; }
   // The ranks of whole nodes (LedgerKeys::NodeRanks) come without their processes. Those that live are known
-  // by their rank; all others are somebody who has ended. `here`: of this node.
+  // by their rank; all others have ended. `here`: of this node.
   void NameProcesses(const Living& here);
   // Of a rank whose block was read; empty: the attempt has none on any node.
   std::string NodeOf(int64_t attempt, int rank) const;

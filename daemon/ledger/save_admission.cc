@@ -151,10 +151,10 @@ void SaveAdmission::Vote(const Save& save, ledger::v1::NodeVote vote, const std:
       std::move(believed));
 }
 
-void SaveAdmission::Decide(const Save& save, const CompareAndSwap::Held& office, const std::string& inflight,
-                           Answer<Save> answer) {
+void SaveAdmission::Decide(const Save& save, const CompareAndSwap::Held& leadership,
+                           const std::string& inflight, Answer<Save> answer) {
   Change(
-      save, SaveViewRanges(keys_, options_.node.Siblings(), save.sequence, save.state.attempt()), office,
+      save, SaveViewRanges(keys_, options_.node.Siblings(), save.sequence, save.state.attempt()), leadership,
       "admitting a save",
       [inflight](const CompareAndSwap::Found& found, SaveState* state) {
         DecideAdmission(SaveViewOf(found, *state), inflight, state);
@@ -165,15 +165,15 @@ void SaveAdmission::Decide(const Save& save, const CompareAndSwap::Held& office,
 
 // ---- saves that are made in advance
 
-void SaveAdmission::Open(int64_t sequence, const CompareAndSwap::Held& office, const std::string& inflight,
-                         Answer<Save> answer) {
+void SaveAdmission::Open(int64_t sequence, const CompareAndSwap::Held& leadership,
+                         const std::string& inflight, Answer<Save> answer) {
   SaveState open;
   open.set_phase(SaveState::OPEN);
   open.set_inflight(inflight);
   auto save = std::make_shared<Save>();
   CompareAndSwap swap;
   swap.ranges = {{keys_.Sequence()}, {keys_.SaveState(sequence)}};
-  swap.held = {office};
+  swap.held = {leadership};
   swap.decide = [save, open, sequence, keys = keys_](const CompareAndSwap::Found& found) {
     *save = {sequence, FirstOf<SaveState>(found[1])};
     auto last = FirstOf<ledger::v1::LastSequence>(found[0]);
@@ -204,12 +204,12 @@ std::vector<CompareAndSwap::Range> SaveAdmission::OpenRanges(int64_t sequence,
   return ranges;
 }
 
-void SaveAdmission::DecideOpen(const Save& save, const CompareAndSwap::Held& office,
+void SaveAdmission::DecideOpen(const Save& save, const CompareAndSwap::Held& leadership,
                                const ledger::v1::SaveProposal& proposal, bool may_wait,
                                std::optional<CompareAndSwap::Found> guess, Answer<Save> answer) {
   const std::string index_key = keys_.SaveIndex(proposal.attempt(), proposal.tag(), proposal.ordinal());
   Change(
-      save, OpenRanges(save.sequence, proposal), office, "admitting a save",
+      save, OpenRanges(save.sequence, proposal), leadership, "admitting a save",
       [=, sequence = save.sequence](const CompareAndSwap::Found& found, SaveState* state) {
         if (state->phase() != SaveState::OPEN) return Operations();
         if (!IsLast(found[kLast], sequence) || !found[kIndex].empty()) {
@@ -228,9 +228,9 @@ void SaveAdmission::DecideOpen(const Save& save, const CompareAndSwap::Held& off
       std::move(answer), std::move(guess));
 }
 
-void SaveAdmission::Close(const Save& save, const CompareAndSwap::Held& office, Answer<Save> answer) {
+void SaveAdmission::Close(const Save& save, const CompareAndSwap::Held& leadership, Answer<Save> answer) {
   Change(
-      save, {{keys_.Sequence()}}, office, "ending a save that no node uses",
+      save, {{keys_.Sequence()}}, leadership, "ending a save that no node uses",
       [sequence = save.sequence](const CompareAndSwap::Found& found, SaveState* state) {
         if (state->phase() == SaveState::OPEN && !IsLast(found[0], sequence)) EndWith(Unused(), state);
         return Operations();
@@ -240,10 +240,10 @@ void SaveAdmission::Close(const Save& save, const CompareAndSwap::Held& office, 
 
 // ---- the end
 
-void SaveAdmission::End(const Save& save, const CompareAndSwap::Held& office, const ledger::v1::SaveEnd& end,
-                        Answer<Save> answer) {
+void SaveAdmission::End(const Save& save, const CompareAndSwap::Held& leadership,
+                        const ledger::v1::SaveEnd& end, Answer<Save> answer) {
   Change(
-      save, {}, office, "ending a save",
+      save, {}, leadership, "ending a save",
       [end](const CompareAndSwap::Found&, SaveState* state) {
         if (MayEnd(*state)) EndWith(end, state);
         return Operations();

@@ -63,33 +63,33 @@ class SaveAdmission {
   void Vote(const Save& save, ledger::v1::NodeVote vote, const std::optional<SaveGuess>& guess,
             Answer<VotedSave> answer);
 
-  // By the coordinator, which holds `office`: ADMITTED if the nodes of its ranks have voted yes; ENDED at the
-  // first no, or if the attempt is fenced; else still PROPOSED. A no with the reason RANKS_MISSING that
-  // names no ranks blames those whose nodes have not voted. `inflight`: the directory that was made for the
-  // save, in which no other save's files ever are; empty: there is none yet, so it is not admitted.
+  // By the coordinator, which holds `leadership`: ADMITTED if the nodes of its ranks have accepted; ENDED at
+  // the first rejection, or if the attempt is fenced; else still PROPOSED. A no with the reason RANKS_MISSING
+  // that names no ranks blames those whose nodes have not voted. `inflight`: the directory that was made for
+  // the save, in which no other save's files ever are; empty: there is none yet, so it is not admitted.
   // NOT_COORDINATOR.
-  void Decide(const Save& save, const CompareAndSwap::Held& office, const std::string& inflight,
+  void Decide(const Save& save, const CompareAndSwap::Held& leadership, const std::string& inflight,
               Answer<Save> answer);
   // By the coordinator: the save of this sequence is there in advance, OPEN, with a directory that was made
   // for it. Answers with it, as it is; or, if its sequence is not the next one, with the last one that was
   // given, and no phase.
-  void Open(int64_t sequence, const CompareAndSwap::Held& office, const std::string& inflight,
+  void Open(int64_t sequence, const CompareAndSwap::Held& leadership, const std::string& inflight,
             Answer<Save> answer);
   // By the coordinator, unless the last vote has done it: a save that is OPEN becomes the one that a node has
   // voted for, and is decided as by Decide. While that leaves it undecided and `may_wait` is set, it stays
-  // OPEN. If its sequence is not the last one any more, or the save has another one, it ends, as nobody's.
+  // OPEN. If its sequence is not the last one any more, or the save has another one, it ends unused.
   // `guess`: of OpenRanges, and the state.
-  void DecideOpen(const Save& save, const CompareAndSwap::Held& office,
+  void DecideOpen(const Save& save, const CompareAndSwap::Held& leadership,
                   const ledger::v1::SaveProposal& proposal, bool may_wait,
                   std::optional<CompareAndSwap::Found> guess, Answer<Save> answer);
   // What that reads, but for the state: what SaveViewRanges says, the save's index, the last sequence.
   std::vector<CompareAndSwap::Range> OpenRanges(int64_t sequence,
                                                 const ledger::v1::SaveProposal& proposal) const;
-  // By the coordinator: a save that is OPEN ends, as nobody's, if its sequence is not the last one any more.
-  void Close(const Save& save, const CompareAndSwap::Held& office, Answer<Save> answer);
+  // By the coordinator: a save that is OPEN ends unused if its sequence is not the last one any more.
+  void Close(const Save& save, const CompareAndSwap::Held& leadership, Answer<Save> answer);
   // By the coordinator: ends a save that is not published yet. The answer says what has become of it, which
   // may be another end.
-  void End(const Save& save, const CompareAndSwap::Held& office, const ledger::v1::SaveEnd& end,
+  void End(const Save& save, const CompareAndSwap::Held& leadership, const ledger::v1::SaveEnd& end,
            Answer<Save> answer);
 
  private:

@@ -40,8 +40,8 @@ bool IsLost(const SaveView& view, const std::string& node) {
   if (vote.stage() == NodeVote::DURABLE) return false;
   const auto living = view.registrations.find(node);
   if (living == view.registrations.end()) return true;
-  // Of what was only voted for, the memory goes with the daemon. What was sealed may be its successor's,
-  // which says so.
+  // The memory of a save that was only accepted is freed with the daemon. What was sealed may be its
+  // successor's, which says so.
   return found != view.votes.end() && vote.registration() != living->second;
 }
 
@@ -85,18 +85,18 @@ std::vector<CompareAndSwap::Range> SavePublication::View(const SharedSave& save)
 }
 
 void SavePublication::Change(const SharedSave& save, std::vector<CompareAndSwap::Range> ranges,
-                             const CompareAndSwap::Held& office, const std::string& what, Decide decide,
+                             const CompareAndSwap::Held& leadership, const std::string& what, Decide decide,
                              Answer<SharedSave> answer) {
   ChangeSave(etcd_, save.sequence,
-             {keys_.SaveState(save.sequence), std::move(ranges), office, std::move(decide),
+             {keys_.SaveState(save.sequence), std::move(ranges), leadership, std::move(decide),
               absl::StrCat(what, " of run ", options_.run)},
              callbacks_.Guard(std::move(answer)));
 }
 
-void SavePublication::Settle(const SharedSave& save, const CompareAndSwap::Held& office,
+void SavePublication::Settle(const SharedSave& save, const CompareAndSwap::Held& leadership,
                              Answer<SharedSave> answer) {
   Change(
-      save, View(save), office, "sealing a save",
+      save, View(save), leadership, "sealing a save",
       [](const CompareAndSwap::Found& found, SaveState* state) {
         SettleSave(SaveViewOf(found, *state), state);
         return Operations();
@@ -104,10 +104,10 @@ void SavePublication::Settle(const SharedSave& save, const CompareAndSwap::Held&
       std::move(answer));
 }
 
-void SavePublication::LoseNode(const SharedSave& save, const CompareAndSwap::Held& office,
+void SavePublication::LoseNode(const SharedSave& save, const CompareAndSwap::Held& leadership,
                                const std::string& node, Answer<SharedSave> answer) {
   Change(
-      save, View(save), office, "ending a save",
+      save, View(save), leadership, "ending a save",
       [node](const CompareAndSwap::Found& found, SaveState* state) {
         const SaveView view = SaveViewOf(found, *state);
         const auto ranks = view.ranks.find(node);
@@ -118,7 +118,7 @@ void SavePublication::LoseNode(const SharedSave& save, const CompareAndSwap::Hel
       std::move(answer));
 }
 
-void SavePublication::Publish(const SharedSave& save, const CompareAndSwap::Held& office, int64_t time_us,
+void SavePublication::Publish(const SharedSave& save, const CompareAndSwap::Held& leadership, int64_t time_us,
                               const Replaces& replaces, Answer<Publishing> answer) {
   auto result = std::make_shared<Publishing>();
   std::vector<CompareAndSwap::Range> ranges = View(save);
@@ -146,7 +146,7 @@ void SavePublication::Publish(const SharedSave& save, const CompareAndSwap::Held
     if (replaces.sequence != 0) operations.push_back(PutEvicting(keys, replaces.sequence, sequence));
     return operations;
   };
-  Change(save, std::move(ranges), office, "publishing a save", decide,
+  Change(save, std::move(ranges), leadership, "publishing a save", decide,
          [result, answer = std::move(answer)](absl::StatusOr<SharedSave> changed) mutable {
            if (!changed.ok()) return answer(changed.status());
            result->save = *std::move(changed);
@@ -154,10 +154,10 @@ void SavePublication::Publish(const SharedSave& save, const CompareAndSwap::Held
          });
 }
 
-void SavePublication::ReplaceAnother(const SharedSave& save, const CompareAndSwap::Held& office,
+void SavePublication::ReplaceAnother(const SharedSave& save, const CompareAndSwap::Held& leadership,
                                      const Replaces& replaces, Answer<SharedSave> answer) {
   Change(
-      save, {}, office, "publishing a save",
+      save, {}, leadership, "publishing a save",
       [replaces](const CompareAndSwap::Found&, SaveState* state) {
         if (state->phase() != SaveState::PUBLISHING) return Operations();
         state->set_replaces(replaces.sequence);
@@ -167,8 +167,8 @@ void SavePublication::ReplaceAnother(const SharedSave& save, const CompareAndSwa
       std::move(answer));
 }
 
-void SavePublication::Committed(const SharedSave& save, const CompareAndSwap::Held& office, int64_t moved_in,
-                                Answer<SharedSave> answer) {
+void SavePublication::Committed(const SharedSave& save, const CompareAndSwap::Held& leadership,
+                                int64_t moved_in, Answer<SharedSave> answer) {
   std::vector<CompareAndSwap::Range> ranges = {{keys_.Publishing()}};
   if (moved_in != 0) ranges.push_back({keys_.Sequence()});
   const auto decide = [keys = keys_, moved_in](const CompareAndSwap::Found& found, SaveState* state) {
@@ -183,17 +183,17 @@ void SavePublication::Committed(const SharedSave& save, const CompareAndSwap::He
     operations.push_back(Put(keys.Sequence(), last.SerializeAsString()));
     return operations;
   };
-  Change(save, std::move(ranges), office, "committing a save", decide, std::move(answer));
+  Change(save, std::move(ranges), leadership, "committing a save", decide, std::move(answer));
 }
 
-void SavePublication::NotPublished(const SharedSave& save, const CompareAndSwap::Held& office,
+void SavePublication::NotPublished(const SharedSave& save, const CompareAndSwap::Held& leadership,
                                    const ledger::v1::SaveEnd& end, Answer<SharedSave> answer) {
   EndPublishing(
-      save, office, "ending a save", PublishedNow(), [end](SaveState* state) { EndWith(end, state); },
+      save, leadership, "ending a save", PublishedNow(), [end](SaveState* state) { EndWith(end, state); },
       std::move(answer));
 }
 
-void SavePublication::Unknown(const SharedSave& save, const CompareAndSwap::Held& office,
+void SavePublication::Unknown(const SharedSave& save, const CompareAndSwap::Held& leadership,
                               Answer<SharedSave> answer) {
   ledger::v1::SaveEnd end;
   end.set_reason(reason::kIndeterminate);
@@ -202,14 +202,14 @@ void SavePublication::Unknown(const SharedSave& save, const CompareAndSwap::Held
   held.set_sequence(save.sequence);
   held.set_unknown(true);
   EndPublishing(
-      save, office, "ending a save", held, [end](SaveState* state) { EndWith(end, state); },
+      save, leadership, "ending a save", held, [end](SaveState* state) { EndWith(end, state); },
       std::move(answer));
 }
 
-void SavePublication::Release(const SharedSave& save, const CompareAndSwap::Held& office,
+void SavePublication::Release(const SharedSave& save, const CompareAndSwap::Held& leadership,
                               SaveState::Found what, Answer<SharedSave> answer) {
   Change(
-      save, {{keys_.Publishing()}}, office, "letting saves be published again",
+      save, {{keys_.Publishing()}}, leadership, "letting saves be published again",
       [keys = keys_, sequence = save.sequence, what](const CompareAndSwap::Found& found, SaveState* state) {
         if (state->end().reason() != reason::kIndeterminate) return Operations();
         if (state->found() == SaveState::NOT_KNOWN) state->set_found(what);
@@ -220,11 +220,11 @@ void SavePublication::Release(const SharedSave& save, const CompareAndSwap::Held
       std::move(answer));
 }
 
-void SavePublication::EndPublishing(const SharedSave& save, const CompareAndSwap::Held& office,
+void SavePublication::EndPublishing(const SharedSave& save, const CompareAndSwap::Held& leadership,
                                     const std::string& what, const PublishedNow& next,
                                     std::function<void(SaveState*)> end, Answer<SharedSave> answer) {
   Change(
-      save, {{keys_.Publishing()}}, office, what,
+      save, {{keys_.Publishing()}}, leadership, what,
       [key = keys_.Publishing(), next = next.SerializeAsString(), end = std::move(end)](
           const CompareAndSwap::Found&, SaveState* state) {
         if (state->phase() != SaveState::PUBLISHING) return Operations();

@@ -20,8 +20,8 @@
 
 namespace ckptd {
 
-// Used by the coordinator, which holds `office`. Each step may be asked for at any time and again, also by
-// the next coordinator: it does what can be done by now, and answers with the save as it is. Answers come
+// Used by the coordinator, which holds `leadership`. Each step may be asked for at any time and again, also
+// by the next coordinator: it does what can be done by now, and answers with the save as it is. Answers come
 // later, and not after the end of this object. Errors: NOT_COORDINATOR, and those of etcd_errors.h; then what
 // was asked for was done or not.
 class SavePublication {
@@ -43,7 +43,7 @@ class SavePublication {
     std::string waits_for;
   };
 
-  // The checkpoint that goes: it has the save's tag.
+  // The checkpoint that is removed: it has the save's tag.
   struct Replaces {
     int64_t sequence = 0;                              // 0: none has.
     std::map<std::string, std::string> pointers = {};  // That the save takes over.
@@ -54,45 +54,45 @@ class SavePublication {
 
   // ADMITTED becomes SEALED when all nodes have sealed their parts; ENDED, FENCED, if a later attempt has
   // acted before they had. Either becomes ENDED if a node has said that its part has failed.
-  void Settle(const SharedSave& save, const CompareAndSwap::Held& office, Answer<SharedSave> answer);
+  void Settle(const SharedSave& save, const CompareAndSwap::Held& leadership, Answer<SharedSave> answer);
   // A node's lease has ended, and it has had time to come back: ENDED, NODE_LOST, unless it had said before
   // that its files are durable, or it is registered again and has said that it still has what it had sealed.
-  void LoseNode(const SharedSave& save, const CompareAndSwap::Held& office, const std::string& node,
+  void LoseNode(const SharedSave& save, const CompareAndSwap::Held& leadership, const std::string& node,
                 Answer<SharedSave> answer);
-  // PUBLISHING when all nodes are durable, no other save of the run is being published, and nobody reads the
+  // PUBLISHING when all nodes are durable, no other save of the run is being published, and no node reads the
   // checkpoint that it replaces. From now on that one is not
   // opened any more. `time_us` and the pointers are the checkpoint's, unless an earlier coordinator has fixed
   // them.
-  void Publish(const SharedSave& save, const CompareAndSwap::Held& office, int64_t time_us,
+  void Publish(const SharedSave& save, const CompareAndSwap::Held& leadership, int64_t time_us,
                const Replaces& replaces, Answer<Publishing> answer);
   // Another checkpoint has the save's tag than was decided, because a name was stale: while it is PUBLISHING,
-  // this one goes, and the save takes over these pointers, too.
-  void ReplaceAnother(const SharedSave& save, const CompareAndSwap::Held& office, const Replaces& replaces,
-                      Answer<SharedSave> answer);
+  // this one is removed, and the save takes over these pointers, too.
+  void ReplaceAnother(const SharedSave& save, const CompareAndSwap::Held& leadership,
+                      const Replaces& replaces, Answer<SharedSave> answer);
   // The checkpoint has its name, durably: PUBLISHING becomes COMMITTED. `moved_in`: as
   // SaveState::moved_in.
-  void Committed(const SharedSave& save, const CompareAndSwap::Held& office, int64_t moved_in,
+  void Committed(const SharedSave& save, const CompareAndSwap::Held& leadership, int64_t moved_in,
                  Answer<SharedSave> answer);
   // Something foreign has the checkpoint's place, and its files are in the trash, durably: PUBLISHING becomes
   // ENDED.
-  void NotPublished(const SharedSave& save, const CompareAndSwap::Held& office,
+  void NotPublished(const SharedSave& save, const CompareAndSwap::Held& leadership,
                     const ledger::v1::SaveEnd& end, Answer<SharedSave> answer);
-  // Nobody can tell whether the checkpoint has its name: PUBLISHING becomes ENDED, INDETERMINATE, and no
+  // It is unknown whether the checkpoint has its name: PUBLISHING becomes ENDED, INDETERMINATE, and no
   // other save is published until Release.
-  void Unknown(const SharedSave& save, const CompareAndSwap::Held& office, Answer<SharedSave> answer);
+  void Unknown(const SharedSave& save, const CompareAndSwap::Held& leadership, Answer<SharedSave> answer);
   // What has become of a save that has ended by Unknown is known: saves may be published again. The first
   // answer stays. No-op for a save that has not ended so.
-  void Release(const SharedSave& save, const CompareAndSwap::Held& office, ledger::v1::SaveState::Found found,
-               Answer<SharedSave> answer);
+  void Release(const SharedSave& save, const CompareAndSwap::Held& leadership,
+               ledger::v1::SaveState::Found found, Answer<SharedSave> answer);
 
  private:
   using Operations = std::vector<etcdserverpb::RequestOp>;
   using Decide = std::function<Operations(const CompareAndSwap::Found&, ledger::v1::SaveState*)>;
 
   void Change(const SharedSave& save, std::vector<CompareAndSwap::Range> ranges,
-              const CompareAndSwap::Held& office, const std::string& what, Decide decide,
+              const CompareAndSwap::Held& leadership, const std::string& what, Decide decide,
               Answer<SharedSave> answer);
-  void EndPublishing(const SharedSave& save, const CompareAndSwap::Held& office, const std::string& what,
+  void EndPublishing(const SharedSave& save, const CompareAndSwap::Held& leadership, const std::string& what,
                      const ledger::v1::PublishedNow& next, std::function<void(ledger::v1::SaveState*)> end,
                      Answer<SharedSave> answer);
   std::vector<CompareAndSwap::Range> View(const SharedSave& save) const;

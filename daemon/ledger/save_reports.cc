@@ -46,7 +46,7 @@ absl::Status CheckNotFenced(int64_t attempt, int64_t active) {
 // Whether `before` counts, and `report` does not any more.
 bool HasCounted(const NodeVote& before, const NodeVote& report) {
   if (report.has_no()) return before.has_no() || before.stage() == NodeVote::DURABLE;
-  // A successor that has the sealed parts says so: else nobody would know that they are there.
+  // A successor that has the sealed parts reports them: else no node would know that they are there.
   if (before.stage() == NodeVote::SEALED && before.registration() != report.registration()) return false;
   return before.stage() >= report.stage();
 }

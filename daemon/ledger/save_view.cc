@@ -21,7 +21,7 @@ std::vector<int> AllRanks(const ledger::v1::SaveState& save, int world_size) {
   return all;
 }
 
-// A node of which no rank has anything to save has nothing to say of the save.
+// A node without a rank that has something to save takes no part in the save.
 void LeaveOutOthers(const ledger::v1::SaveState& save, std::map<std::string, ledger::v1::NodeRanks>* nodes) {
   if (save.ranks().empty()) return;
   for (auto node = nodes->begin(); node != nodes->end();) {

@@ -10,12 +10,12 @@
 
 namespace ckptd {
 
-// For a process that is about to begin a launch that nobody has joined: LAUNCH_IDS_DIFFER if a launch that
+// For a process that is about to begin a launch that no rank has joined: LAUNCH_IDS_DIFFER if a launch that
 // may still act, of as many ranks, lives on other nodes alone, and none of its processes has this rank. Each
 // of the two would be a part of a job: the one that acts last fences the other, and waits for its ranks.
 //
 // A launch that follows another one looks the same if it comes while that one has not all its ranks, and all
-// that have joined still live. It does not any more when somebody else has begun it: a process with a rank
+// that have joined still live. It does not any more when another process has begun it: a process with a rank
 // that the other launch has. So ask again for a while.
 absl::Status CheckLaunchIsWhole(const RunState& state, const std::string& node, const Ledger::JoinSpec& spec);
 

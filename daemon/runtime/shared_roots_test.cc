@@ -114,7 +114,7 @@ class SharedRootsTest : public ::testing::Test {
     hooks.released = [](const SaveId&) {};
     hooks.removed = [](int64_t) {};
     hooks.newest_committed = [](int64_t, const auto&) {};
-    hooks.root_changed = hooks.office_changed = [] {};
+    hooks.root_changed = hooks.leadership_changed = [] {};
     node.access.shared->Start(std::move(hooks));
   }
   static void OnChanged(Node& node, const SaveId& save, const SharedRun::Decision& decision) {

@@ -6,7 +6,7 @@
 //     directory again after the save was published, given up or removed.
 //   - So each name is in flight once: a rename to its tag or into the trash ends it, and of two such renames
 //     one succeeds. A daemon that was paused before its own rename finds nothing to rename.
-//   - Whoever is told to discard a save, or to remove it from the trash, knows from the ledger that it has
+//   - A daemon that is told to discard a save, or to remove it from the trash, knows from the ledger that it has
 //     ended, and an end is for good. So that daemon may be paused, too, for any time.
 #include "storage/commit/shared_inflight.h"
 

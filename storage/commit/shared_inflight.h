@@ -17,7 +17,7 @@ namespace ckptd {
 
 // Makes a directory for a save, durably, under a new name. By the run's coordinator alone. The ledger gets
 // the name afterwards, in a transaction that counts only while the same coordinator, of the same term, holds
-// the office. If the answer or that transaction is lost, this coordinator or the next one makes another
+// the leadership. If the answer or that transaction is lost, this coordinator or the next one makes another
 // directory: the one that the ledger names counts, and any other is discarded. INVALID_ARGUMENT for a tag or
 // a sequence that cannot be one.
 absl::StatusOr<SharedInflight> MakeSharedInflight(const SharedLayout& layout, const std::string& tag,
@@ -31,8 +31,9 @@ absl::StatusOr<ScopedHandle> OpenSharedInflight(const SharedLayout& layout, cons
 absl::StatusOr<std::vector<SharedInflight>> ListInFlight(const SharedLayout& layout);
 absl::StatusOr<std::vector<SharedInflight>> ListInTrash(const SharedLayout& layout);
 
-// Moves it to the trash. OK: it is not in flight any more, durably, whoever has moved it. For a save that the
-// ledger says has ended otherwise than as a checkpoint, or for a name that the ledger gives to no save.
+// Moves it to the trash. OK: it is not in flight any more, durably, whichever daemon has moved it. For a save
+// that the ledger says has ended otherwise than as a checkpoint, or for a name that the ledger gives to no
+// save.
 absl::Status DiscardShared(const SharedLayout& layout, const std::string& name);
 
 // Removes one directory of the trash until the budget is spent. True: it is gone. For a save that the ledger

@@ -32,7 +32,7 @@ struct LedgerFacts {
   int64_t ordinal = 0;
   int64_t time_us = 0;          // The time of the commit; Unix time in microseconds.
   std::vector<int> ranks = {};  // That had something to save, ascending; empty: all.
-  int64_t replaces = 0;         // The sequence of the checkpoint with this tag that goes; 0: none.
+  int64_t replaces = 0;         // The sequence of the checkpoint with this tag that is removed; 0: none.
   // Pointers of that checkpoint, which the save takes over (TakeOverPointers of pointers.h). They come after
   // those of the save's own ranks, as long as there is room.
   std::map<std::string, std::string> inherited_pointers = {};

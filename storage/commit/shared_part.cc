@@ -66,7 +66,7 @@ absl::Status NameNewFiles(FileSystem& fs, const NodePart& part, const std::vecto
     CKPTD_RETURN_IF_ERROR(fs.Rename(part.new_dir.get(), path, part.dir.get(), path, RenameMode::kReplace));
   }
   CKPTD_RETURN_IF_ERROR(SyncDirectories(fs, part.new_dir.get(), paths));
-  // Only directories are left in it. Best effort: they harm nobody.
+  // Only directories are left in it. Best effort: they do no harm.
   RemoveTree(fs, part.dir.get(), part.new_files).IgnoreError();
   return absl::OkStatus();
 }

@@ -24,7 +24,7 @@
 
 namespace ckptd {
 
-// Whether somebody may have written files of this node's part before.
+// Whether an earlier daemon may have written files of this node's part.
 enum class EarlierDaemon {
   kNone,
   // The node's part was sealed with an earlier daemon, which may be writing still, or this daemon tries

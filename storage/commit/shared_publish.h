@@ -28,7 +28,7 @@ enum class SharedPlace {
   // It is in none of these places, and younger saves are checkpoints, which come after its end: it was
   // published and has been removed since, or was given up. The ledger has gone back to a time before that.
   kSuperseded,
-  // Somebody has removed <root>/.ckptd, and with it what was in flight. Only the store that has made the
+  // <root>/.ckptd was removed, and with it what was in flight. Only the store that has made the
   // directory knows that (SharedRootStore::Find); for others it is nowhere.
   kLost,
   kNowhere,  // Another daemon may be moving it: look again, for longer than names of the file system are

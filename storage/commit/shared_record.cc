@@ -24,7 +24,7 @@ std::string Shown(RecordVersion version) {
   return absl::StrCat("number ", version.number, " of term ", version.term);
 }
 
-// Nullopt: there is none. ENOENT if it goes while it is looked for: then there is a newer one.
+// Nullopt: there is none. ENOENT if it is removed while it is looked for: then there is a newer one.
 absl::StatusOr<std::optional<SharedRunRecord>> LoadHighest(const SharedLayout& layout) {
   CKPTD_ASSIGN_OR_RETURN(const std::vector<DirEntry> entries, layout.fs->List(layout.shared.get()));
   int64_t term = 0;

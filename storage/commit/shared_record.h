@@ -38,7 +38,7 @@ class SharedRecords {
   // ROOT_UNREADABLE, if the record cannot be read: an older one does not take its place.
   absl::StatusOr<storage::v1::SharedRunRecord> Load(RecordVersion at_least);
 
-  // By the coordinator of `term`, which has loaded the record since it has the office. Durable on return, but
+  // By the coordinator of `term`, which has loaded the record since it has the leadership. Durable on return, but
   // it counts only if the ledger then accepts its version from a coordinator of this term: otherwise a later
   // coordinator may have read the record before it changed. After an error the record was written or not.
   absl::StatusOr<RecordVersion> Store(storage::v1::SharedRunRecord record, int64_t term);

@@ -13,10 +13,10 @@
 // Why `.ckptd` is renamed, and not only the manifest: a coordinator that was paused while it published this
 // very checkpoint may go on now, and would rename its manifest to its place (shared_publish.cc, step 1). It
 // finds no
-// `.ckptd`, which nobody makes again.
+// `.ckptd`, which is never made again.
 //
-// A crash leaves what a pause leaves; the name `.ckptd.removed.<sequence>`, which goes last, says whose the
-// rest is.
+// A crash leaves what a pause leaves; the name `.ckptd.removed.<sequence>`, which is removed last, tells
+// whose the rest is.
 #include "storage/commit/shared_removal.h"
 
 #include <cerrno>

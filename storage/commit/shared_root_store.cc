@@ -230,7 +230,8 @@ absl::StatusOr<int64_t> SharedRootStore::Publish(const SharedInflight& save, con
   const absl::StatusOr<int64_t> published =
       PublishShared(layout_, save, manifest, term_.number, facts.replaces, Pinned());
   if (published.ok() && *published == 0) made_.erase(save.name);
-  // Its node has said that the file is durable: its size is not seen yet, or somebody has cut or removed it.
+  // Its node has said that the file is durable: its size is not seen yet, or another program has cut or
+  // removed it.
   if (ReasonOf(published.status()) == reason::kShortFile)
     return LookAgain(absl::StrCat("a file of ", save.tag), published.status());
   return published;

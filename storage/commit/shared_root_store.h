@@ -12,14 +12,14 @@
 //   <root>/.ckptd/shared/term.<term>/          where that coordinator makes pointer files
 //   <root>/.ckptd/shared/scratch.<node>/       only during the node's probe of the file system
 //
-// If somebody removes <root>/.ckptd, the next call of any node makes it again, with the id of the run; the
+// If <root>/.ckptd is removed, the next call of any node makes it again, with the id of the run; the
 // coordinator's, also with its term and its record. What was in flight is lost (SharedPlace::kLost,
 // ROOT_CHANGED).
 //
-// It takes no lock and recovers nothing: the ledger says who may do what, and the coordinator goes on with
-// what another one has left. So opening it changes nothing of a run. A daemon may be paused before any call,
-// for any time, and make it then: no call harms what others have done meanwhile. Its answer may be out of
-// date, and counts only when the ledger accepts what the daemon makes of it.
+// It takes no lock and recovers nothing: the ledger decides what each daemon may do, and the coordinator
+// continues what another one has left. So opening it changes nothing of a run. A daemon may be paused before
+// any call, for any time, and make it then: no call harms what others have done meanwhile. Its answer may be
+// out of date, and counts only when the ledger accepts what the daemon makes of it.
 //
 // LOOK_AGAIN (look_again.h) of any call: ask again a little later, for a bounded time (kStaleness of
 // shared_scan.h, and some more for a slow file system), while the ledger still says what it said.
@@ -98,14 +98,14 @@ class SharedRootStore {
     ScopedHandle dir;
     Manifest manifest;
   };
-  // After the ledger has said that this node may read it, so that nobody removes it. NOT_FOUND, reason
+  // After the ledger has let this node read it, so that it is not removed. NOT_FOUND, reason
   // NO_CHECKPOINT, if it is not there (any more). DATA_LOSS if the manifest is damaged, or a file is missing
   // or has another size: that is damage only if the ledger still says so afterwards.
   absl::StatusOr<OpenedCheckpoint> OpenCheckpoint(const std::string& tag, int64_t sequence);
 
   // ---- The coordinator
 
-  // First in each term, and then asks the ledger whether it has the office still; see shared_term.h.
+  // First in each term, and then asks the ledger whether it has the leadership still; see shared_term.h.
   absl::Status BeginTerm(int64_t term);
   absl::StatusOr<SharedInflight> MakeInflight(const std::string& tag, int64_t sequence);
   absl::StatusOr<SharedPlace> Find(const SharedInflight& save);

@@ -55,7 +55,7 @@ absl::StatusOr<std::string> Read(const SharedLayout& layout) {
                      entries.size(), " entries, the first is ", entries[0].name,
                      "; remove what another program has put there"));
   }
-  // Whoever renamed it may have been killed before the sync.
+  // The daemon that renamed it may have been killed before the sync.
   CKPTD_RETURN_IF_ERROR(fs.Sync(layout.shared.get(), SyncMode::kAll));
   return entries[0].name;
 }

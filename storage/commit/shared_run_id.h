@@ -16,7 +16,7 @@ namespace ckptd {
 // ROOT_UNREADABLE, if something else has its place.
 absl::StatusOr<std::string> SharedRunId(const SharedLayout& layout);
 
-// Writes this id again, after somebody has removed <root>/.ckptd; several daemons may do that at once.
+// Writes this id again, after <root>/.ckptd was removed; several daemons may do that at once.
 // FAILED_PRECONDITION, reason ROOT_CHANGED, if another id is there by now.
 absl::Status RestoreSharedRunId(const SharedLayout& layout, const std::string& id);
 

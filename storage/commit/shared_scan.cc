@@ -1,4 +1,4 @@
-// Damage is what a node goes on seeing. Another node's rename, removal or write explains that a manifest is
+// Damage is what a node keeps seeing. Another node's rename, removal or write explains that a manifest is
 // missing, cut off or of another tag for as long as a file system shows what is old, and no longer. So a look
 // that finds damage is repeated, and a suspicion that changes, or whose directory is another one, begins
 // anew.
@@ -118,7 +118,7 @@ absl::Status SharedScanner::FindUnlisted(SharedRootScan& scan) const {
     if (entry.type != FileType::kDirectory || !CheckTag(entry.name).ok() || listed.contains(entry.name))
       continue;
     const absl::StatusOr<Unlisted> found = Inspect(layout_, entry.name);
-    if (absl::IsPermissionDenied(found.status())) continue;  // Somebody else's, such as lost+found.
+    if (absl::IsPermissionDenied(found.status())) continue;  // Another user's, such as lost+found.
     CKPTD_RETURN_IF_ERROR(found.status());
     if (found->half_removed != 0) {
       scan.half_removed.push_back({entry.name, found->half_removed, found->inode});

@@ -15,7 +15,7 @@ namespace ckptd {
 // place. So when BeginTerm has returned, a coordinator of an earlier term that goes on after a pause finds
 // neither its file nor a directory to make it in, and replaces nothing.
 //
-// That holds if each coordinator calls it before its ledger says, once more, that it has the office, and does
+// That holds if each coordinator calls it before its ledger says, once more, that it has the leadership, and does
 // nothing in the root before that: otherwise a late one may make its directory after it was to be removed. It
 // also rests on a fresh listing: what is replaced after all, the next update of the pointers puts right.
 absl::StatusOr<ScopedHandle> BeginTerm(const SharedLayout& layout, int64_t term);

@@ -61,7 +61,8 @@ class CheckpointDamageContract : public SpanningSaves {
                     const std::set<int64_t>& listed = {}, const std::set<int64_t>& leaving = {}) {
     const CheckpointReaders::Count count{damaged, std::make_shared<const std::set<int64_t>>(listed),
                                          std::make_shared<const std::set<int64_t>>(leaving)};
-    return Ask([&](auto done) { readers.Evict({.sequence = sequence}, count, office_, std::move(done)); });
+    return Ask(
+        [&](auto done) { readers.Evict({.sequence = sequence}, count, leadership_, std::move(done)); });
   }
   // What etcd says: the message of the damage, "repaired", or nothing.
   std::string Known(int64_t sequence) {

@@ -22,7 +22,7 @@ namespace ckptd {
 namespace {
 
 using ::testing::ElementsAre;
-using Office = RunCoordinator::Office;
+using Leadership = RunCoordinator::Leadership;
 
 class CoordinatorContract : public ::testing::TestWithParam<EtcdKind> {
  protected:
@@ -34,13 +34,13 @@ class CoordinatorContract : public ::testing::TestWithParam<EtcdKind> {
     std::set<Daemon*>* const all;
     std::unique_ptr<NodeRegistration> registration;
     std::unique_ptr<RunCoordinator> coordinator;
-    std::vector<Office> offices;
+    std::vector<Leadership> leaderships;
     std::string ended;
 
     std::string Heard() const {  // Of the latest.
-      if (offices.empty()) return "";
-      return std::to_string(offices.back().term) + " " + offices.back().node +
-             (offices.back().mine ? "!" : "");
+      if (leaderships.empty()) return "";
+      return std::to_string(leaderships.back().term) + " " + leaderships.back().node +
+             (leaderships.back().mine ? "!" : "");
     }
   };
 
@@ -60,7 +60,7 @@ class CoordinatorContract : public ::testing::TestWithParam<EtcdKind> {
     daemon->coordinator = std::make_unique<RunCoordinator>(
         nodes_.ClientOf(*daemon->registration), etcd_.clock(),
         RunCoordinator::Options{nodes_.prefix() + "run/", daemon->registration->identity(), "test"},
-        [raw = daemon.get()](const Office& office) { raw->offices.push_back(office); },
+        [raw = daemon.get()](const Leadership& leadership) { raw->leaderships.push_back(leadership); },
         [raw = daemon.get()](const absl::Status& why) { raw->ended = ReasonOf(why); });
     return daemon;
   }
@@ -75,10 +75,11 @@ class CoordinatorContract : public ::testing::TestWithParam<EtcdKind> {
     daemon = nullptr;
   }
   void RunUntil(const std::function<bool()>& done) { etcd_.caller().RunUntil(done); }
-  // Writes a key as a decision of the office; the reason if it is refused.
-  std::string Decide(const Office& office) {
+  // Writes a key as a decision of the leadership; the reason if it is refused.
+  std::string Decide(const Leadership& leadership) {
     const std::string text = "decision " + std::to_string(++decisions_);
-    return Write(nodes_.prefix() + "decision", {office.held}, text, Put(nodes_.prefix() + "decision", text));
+    return Write(nodes_.prefix() + "decision", {leadership.held}, text,
+                 Put(nodes_.prefix() + "decision", text));
   }
   // What else happens to a key: afterwards it has this value, or is not there.
   std::string Write(const std::string& key, const std::vector<CompareAndSwap::Held>& held,
@@ -105,15 +106,17 @@ class CoordinatorContract : public ::testing::TestWithParam<EtcdKind> {
 std::string NameOf(const ::testing::TestParamInfo<EtcdKind>& kind) { return kind.param.name(); }
 INSTANTIATE_TEST_SUITE_P(, CoordinatorContract, ::testing::ValuesIn(AllEtcds(/*seeds=*/20)), NameOf);
 
-TEST_P(CoordinatorContract, OfDaemonsThatStartTogetherOneHasTheOfficeAndAllHearWho) {
+TEST_P(CoordinatorContract, OfDaemonsThatStartTogetherOneHasTheLeadershipAndAllHearWho) {
   const auto first = NewDaemon("node1"), second = NewDaemon("node2"), third = NewDaemon("node3");
   for (const Daemon* daemon : {first.get(), second.get(), third.get()}) daemon->coordinator->Start();
-  RunUntil([&] { return !first->offices.empty() && !second->offices.empty() && !third->offices.empty(); });
+  RunUntil([&] {
+    return !first->leaderships.empty() && !second->leaderships.empty() && !third->leaderships.empty();
+  });
   int mine = 0;
   for (const Daemon* daemon : {first.get(), second.get(), third.get()}) {
-    EXPECT_EQ(daemon->offices[0].term, 1);
-    EXPECT_EQ(daemon->offices[0].node, first->offices[0].node);
-    mine += daemon->offices[0].mine;
+    EXPECT_EQ(daemon->leaderships[0].term, 1);
+    EXPECT_EQ(daemon->leaderships[0].node, first->leaderships[0].node);
+    mine += daemon->leaderships[0].mine;
   }
   EXPECT_EQ(mine, 1);
 }
@@ -123,12 +126,12 @@ TEST_P(CoordinatorContract, SuccessorHasALaterTermAndTheDecisionsOfTheDeadCoordi
   RunUntil([&] { return first->Heard() == "1 node1!"; });
   const auto second = Start("node2");
   RunUntil([&] { return second->Heard() == "1 node1"; });
-  const Office old = first->offices[0];
+  const Leadership old = first->leaderships[0];
   EXPECT_EQ(Decide(old), "");
   nodes_.WaitForTheEndOf(*first->registration);
   RunUntil([&] { return second->Heard() == "2 node2!"; });
   EXPECT_EQ(Decide(old), ledger_reason::kNotCoordinator);
-  EXPECT_EQ(Decide(second->offices.back()), "");
+  EXPECT_EQ(Decide(second->leaderships.back()), "");
 }
 
 TEST_P(CoordinatorContract, TermsRiseAlsoAfterAllDaemonsHaveGone) {
@@ -150,8 +153,8 @@ TEST_P(CoordinatorContract, CoordinatorThatResignsIsFollowedAtOnceAndByAnother) 
   RunUntil([&] { return resigned.has_value(); });
   EXPECT_TRUE(resigned->ok()) << *resigned;
   RunUntil([&] { return second->Heard() == "2 node2!"; });
-  EXPECT_EQ(Decide(first->offices[0]), ledger_reason::kNotCoordinator);
-  EXPECT_EQ(first->Heard(), "1 node1!") << "it wants the office no more";
+  EXPECT_EQ(Decide(first->leaderships[0]), ledger_reason::kNotCoordinator);
+  EXPECT_EQ(first->Heard(), "1 node1!") << "it wants the leadership no more";
 }
 
 TEST_P(CoordinatorContract, CoordinatorThatIsUnwillingIsFollowedAtOnceAndCanFollowAgain) {
@@ -162,15 +165,15 @@ TEST_P(CoordinatorContract, CoordinatorThatIsUnwillingIsFollowedAtOnceAndCanFoll
   first->coordinator->SetWilling(false);
   EXPECT_FALSE(first->coordinator->follows_another()) << "etcd may not have heard";
   RunUntil([&] { return second->Heard() == "2 node2!" && first->Heard() == "2 node2"; });
-  EXPECT_EQ(Decide(first->offices[0]), ledger_reason::kNotCoordinator);
+  EXPECT_EQ(Decide(first->leaderships[0]), ledger_reason::kNotCoordinator);
   EXPECT_TRUE(first->coordinator->follows_another());
   first->coordinator->SetWilling(true);
   nodes_.Release(*second->registration);
   RunUntil([&] { return first->Heard() == "3 node1!"; });
-  EXPECT_EQ(Decide(first->offices.back()), "");
+  EXPECT_EQ(Decide(first->leaderships.back()), "");
 }
 
-TEST_P(CoordinatorContract, OfficeIsVacantWhileNobodyIsWilling) {
+TEST_P(CoordinatorContract, LeadershipIsVacantWhileNobodyIsWilling) {
   const auto first = NewDaemon("node1");
   first->coordinator->SetWilling(false);
   first->coordinator->Start();
@@ -191,29 +194,29 @@ TEST_P(CoordinatorContract, CoordinatorThatChangesItsMindHasALaterTerm) {
   first->coordinator->SetWilling(false);
   first->coordinator->SetWilling(true);
   RunUntil([&] { return first->Heard() == "2 node1!"; });
-  EXPECT_EQ(Decide(first->offices[0]), ledger_reason::kNotCoordinator);
-  EXPECT_EQ(Decide(first->offices[1]), "");
+  EXPECT_EQ(Decide(first->leaderships[0]), ledger_reason::kNotCoordinator);
+  EXPECT_EQ(Decide(first->leaderships[1]), "");
 }
 
 // As in an etcd that was restored from a backup: the same daemon has been given the same term again.
-TEST_P(CoordinatorContract, DecisionsOfAnOfficeWithTheSameTermOfAnEarlierTimeDoNotCount) {
+TEST_P(CoordinatorContract, DecisionsOfALeadershipWithTheSameTermOfAnEarlierTimeDoNotCount) {
   const auto first = Start("node1");
   RunUntil([&] { return first->Heard() == "1 node1!"; });
-  first->coordinator = nullptr;  // It would take the office again.
-  const CompareAndSwap::Held held = first->offices[0].held;
+  first->coordinator = nullptr;  // It would take the leadership again.
+  const CompareAndSwap::Held held = first->leaderships[0].held;
   EXPECT_EQ(Write(held.key, {}, "", Delete(held.key)), "");
   const auto put = Put(held.key, held.value, first->registration->identity().lease);
   EXPECT_EQ(Write(held.key, {}, held.value, put), "");
-  EXPECT_EQ(Decide(first->offices[0]), ledger_reason::kNotCoordinator);
+  EXPECT_EQ(Decide(first->leaderships[0]), ledger_reason::kNotCoordinator);
 }
 
 TEST_P(CoordinatorContract, DecisionsDoNotCountOnceTheKeySaysSomethingElse) {
   const auto first = Start("node1");
   RunUntil([&] { return first->Heard() == "1 node1!"; });
-  const CompareAndSwap::Held held = first->offices[0].held;
+  const CompareAndSwap::Held held = first->leaderships[0].held;
   const auto put = Put(held.key, "another term", first->registration->identity().lease);
   EXPECT_EQ(Write(held.key, {}, "another term", put), "");
-  EXPECT_EQ(Decide(first->offices[0]), ledger_reason::kNotCoordinator);
+  EXPECT_EQ(Decide(first->leaderships[0]), ledger_reason::kNotCoordinator);
 }
 
 TEST_P(CoordinatorContract, DaemonWithoutItsNameIsNoCandidate) {
@@ -232,12 +235,12 @@ class PausedCoordinator : public CoordinatorContract {};
 
 INSTANTIATE_TEST_SUITE_P(, PausedCoordinator, ::testing::ValuesIn(SimulatedEtcds(/*seeds=*/20)), NameOf);
 
-// Between its reading and its writing, another office takes the place of its own.
-TEST_P(PausedCoordinator, WritesNothingInTheNameOfAnOfficeThatIsOver) {
+// Between its reading and its writing, another leadership takes the place of its own.
+TEST_P(PausedCoordinator, WritesNothingInTheNameOfALeadershipThatIsOver) {
   const auto first = Start("node1");
   RunUntil([&] { return first->Heard() == "1 node1!"; });
   first->coordinator = nullptr;
-  const CompareAndSwap::Held held = first->offices[0].held;
+  const CompareAndSwap::Held held = first->leaderships[0].held;
   const std::string decision = nodes_.prefix() + "decision";
   etcd_.simulation().BeforeTransaction([&, over = false](const etcdserverpb::TxnRequest& request) mutable {
     if (over || request.success(0).request_put().key() != decision) return;
@@ -251,12 +254,12 @@ TEST_P(PausedCoordinator, WritesNothingInTheNameOfAnOfficeThatIsOver) {
       EXPECT_TRUE(model.Txn(end).ok() && model.Txn(again).ok());
     });
   });
-  EXPECT_EQ(Decide(first->offices[0]), ledger_reason::kNotCoordinator);
+  EXPECT_EQ(Decide(first->leaderships[0]), ledger_reason::kNotCoordinator);
   EXPECT_EQ(nodes_.Read(decision), "(none)");
   etcd_.simulation().BeforeTransaction(nullptr);
 }
 
-TEST_P(PausedCoordinator, OfficeThatWasTakenByADaemonThatIsUnwillingByThenIsGivenUp) {
+TEST_P(PausedCoordinator, LeadershipThatWasTakenByADaemonThatIsUnwillingByThenIsGivenUp) {
   const auto first = NewDaemon("node1");
   const std::string key = LedgerKeys(nodes_.prefix() + "run/").Coordinator();
   etcd_.simulation().BeforeTransaction([&](const etcdserverpb::TxnRequest& request) {

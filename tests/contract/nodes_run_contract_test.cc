@@ -62,8 +62,8 @@ struct Node {
   std::vector<std::string> lost, noticed, coordinators;
   absl::Status failed;                  // What it was told last of a save that has failed here.
   std::vector<std::string> asked_anew;  // Why it has asked for a new registration.
-  int root_changes = 0, office_changes = 0;
-  std::vector<int64_t> silences;  // With which it has stood aside, in seconds.
+  int root_changes = 0, leadership_changes = 0;
+  std::vector<int64_t> silences;  // With which it has stepped down, in seconds.
 
   Pause pause;
   std::unique_ptr<NodeRegistration> registration;  // Null: it is dead.
@@ -185,8 +185,8 @@ class NodesRunContract : public ::testing::TestWithParam<EtcdKind> {
                                      const std::optional<storage::v1::RetentionPolicy>& policy) {
       node.newest.push_back(absl::StrCat(sequence, " ", policy ? DescribePolicy(*policy) : "unset"));
     };
-    hooks.office_changed = [&node] { ++node.office_changes; };
-    hooks.stood_aside = [&node](Duration silence) { node.silences.push_back(silence / seconds(1)); };
+    hooks.leadership_changed = [&node] { ++node.leadership_changes; };
+    hooks.stepped_down = [&node](Duration silence) { node.silences.push_back(silence / seconds(1)); };
     hooks.coordinator_changed = [&node](const std::string& name, int64_t term) {
       node.coordinators.push_back(absl::StrCat(name, " ", term));
     };
@@ -478,7 +478,7 @@ TEST_P(NodesRunContract, AnotherNodeGoesOnWhenTheCoordinatorDies) {
   Kill(dead);
   RunUntilAllHeard("step_1", "COMMITTED");
   RunUntil([this] { return Coordinator() != nullptr; });
-  EXPECT_GE(Coordinator()->office_changes, 1);
+  EXPECT_GE(Coordinator()->leadership_changes, 1);
 }
 
 // For the log; a new registration hears of the same coordinator again.
@@ -847,7 +847,7 @@ TEST_P(NodesRunContract, NodeThatEtcdNoLongerKnowsAsksForANewRegistration) {
   EXPECT_THAT(node.asked_anew, ElementsAre("NODE_REPLACED"));
 }
 
-// It has the office still, so nobody else takes it.
+// It leads still, so no other node takes over.
 TEST_P(NodesRunContract, CoordinatorWhoseDecisionsAreRefusedAsksForANewRegistration) {
   Node& first = *Coordinator();
   std::vector<int> ranks;
@@ -972,7 +972,7 @@ TEST_P(NodesRunContract, LateCopyOfAJoinBringsNoProcessBackThatHasEnded) {
 
 // ---- readers and removals
 
-TEST_P(NodesRunContract, RunWhoseNodeMayHaveTheOfficeDoesNotClose) {
+TEST_P(NodesRunContract, RunWhoseNodeMayHaveTheLeadershipDoesNotClose) {
   int seen = 0;
   check_ = [&] {
     ledger::v1::Coordinator coordinator;
@@ -994,7 +994,7 @@ TEST_P(NodesRunContract, RunWhoseNodeMayHaveTheOfficeDoesNotClose) {
   });
   EXPECT_FALSE(second.run->may_close());
   second.run->SetNode(nullptr);
-  EXPECT_TRUE(second.run->may_close()) << "the office goes with the registration";
+  EXPECT_TRUE(second.run->may_close()) << "the leadership goes with the registration";
 }
 
 TEST_P(NodesRunContract, RunOfWhichEtcdThinksThatItReadsDoesNotClose) {
@@ -2361,7 +2361,7 @@ TEST_P(NodesRunContract, AnotherNodeGoesOnWhenTheFileSystemOfTheCoordinatorHangs
   EXPECT_THAT(root_.published, ElementsAre(HasSubstr("step_1"), HasSubstr("step_2")));
 }
 
-TEST_P(NodesRunContract, NodeWhoseFileSystemHangsTakesTheOfficeWhenItAnswers) {
+TEST_P(NodesRunContract, NodeWhoseFileSystemHangsTakesTheLeadershipWhenItAnswers) {
   Node& hanging = Other();
   hanging.files->Hang(etcd_.clock()->Now());
   RunFor(seconds(70));
@@ -2375,7 +2375,7 @@ TEST_P(NodesRunContract, NodeWhoseFileSystemHangsTakesTheOfficeWhenItAnswers) {
   RegisterAnew(hanging);
   RunFor(minutes(1));
   EXPECT_EQ(Coordinator(), nullptr);
-  EXPECT_THAT(hanging.silences, IsEmpty()) << "it had no office";
+  EXPECT_THAT(hanging.silences, IsEmpty()) << "it had no leadership";
   hanging.files->EndHang();
   RunUntil([&] { return Coordinator() == &hanging; });
 }
@@ -2398,7 +2398,7 @@ TEST_P(NodesRunContract, FileSystemThatIsOnlySlowHasACoordinatorInTheEnd) {
   EXPECT_THAT(only.silences, ElementsAre(60, 60)) << "the first is long ago";
 }
 
-TEST_P(NodesRunContract, OfficeIsGivenUpWhenEtcdAnswersAgain) {
+TEST_P(NodesRunContract, LeadershipIsGivenUpWhenEtcdAnswersAgain) {
   Node& first = *Coordinator();
   first.files->Hang(etcd_.clock()->Now());
   first.etcd->RefuseTransactions(
@@ -2406,14 +2406,14 @@ TEST_P(NodesRunContract, OfficeIsGivenUpWhenEtcdAnswersAgain) {
   RunUntil([&] { return !first.silences.empty(); });
   RunFor(seconds(20));
   EXPECT_EQ(Coordinator(), nullptr);
-  EXPECT_FALSE(first.run->may_close()) << "in etcd it has the office";
+  EXPECT_FALSE(first.run->may_close()) << "in etcd it has the leadership";
   first.etcd->RefuseTransactions(absl::OkStatus());
   RunUntil([&] { return Coordinator() != nullptr; });
   EXPECT_NE(Coordinator(), &first);
   EXPECT_THAT(first.asked_anew, IsEmpty());
 }
 
-TEST_P(NodesRunContract, NodeThatResignsHandsTheOfficeOn) {
+TEST_P(NodesRunContract, NodeThatResignsHandsTheLeadershipOn) {
   Node& first = *Coordinator();
   const absl::Status resigned = Ask<absl::Status>([&](auto done) { first.run->Resign(std::move(done)); });
   EXPECT_TRUE(resigned.ok()) << resigned;

@@ -318,7 +318,7 @@ TEST_P(SaveAdmissionContract, SuccessorGoesOnWithWhatWasSealedAndNotWithWhatWasO
 
 // ---- saves that are made in advance
 
-class AheadOfBegin : public SpanningSaves {
+class PreparedSave : public SpanningSaves {
  protected:
   void SetUp() override {
     SpanningSaves::SetUp();
@@ -326,7 +326,7 @@ class AheadOfBegin : public SpanningSaves {
   }
   absl::StatusOr<Save> Open(int64_t sequence, const std::string& inflight = "directory") {
     return Await<absl::StatusOr<Save>>(
-        [&](auto answer) { first_.saves->Open(sequence, office_, inflight, std::move(answer)); });
+        [&](auto answer) { first_.saves->Open(sequence, leadership_, inflight, std::move(answer)); });
   }
   static ledger::v1::SaveProposal Proposal(const std::string& tag, std::vector<int> ranks = {}) {
     ledger::v1::SaveProposal proposal;
@@ -349,17 +349,17 @@ class AheadOfBegin : public SpanningSaves {
                                   bool may_wait = true,
                                   std::optional<CompareAndSwap::Found> guess = std::nullopt) {
     return Await<absl::StatusOr<Save>>([&](auto answer) {
-      first_.saves->DecideOpen(save, office_, proposal, may_wait, std::move(guess), std::move(answer));
+      first_.saves->DecideOpen(save, leadership_, proposal, may_wait, std::move(guess), std::move(answer));
     });
   }
   std::string Close(const Save& save) {
     return Text(Await<absl::StatusOr<Save>>(
-        [&](auto answer) { first_.saves->Close(save, office_, std::move(answer)); }));
+        [&](auto answer) { first_.saves->Close(save, leadership_, std::move(answer)); }));
   }
 };
-INSTANTIATE_TEST_SUITE_P(, AheadOfBegin, ::testing::ValuesIn(AllEtcds(/*seeds=*/20)), NameOf);
+INSTANTIATE_TEST_SUITE_P(, PreparedSave, ::testing::ValuesIn(AllEtcds(/*seeds=*/20)), NameOf);
 
-TEST_P(AheadOfBegin, BecomesTheSaveThatAllNodesVoteFor) {
+TEST_P(PreparedSave, BecomesTheSaveThatAllNodesVoteFor) {
   const Save save = *Open(1);
   EXPECT_EQ(Text(save), "OPEN");
   EXPECT_EQ(Text(*Open(1, "another")), "OPEN");
@@ -373,7 +373,7 @@ TEST_P(AheadOfBegin, BecomesTheSaveThatAllNodesVoteFor) {
   EXPECT_EQ(Begin(second_, "step_2").sequence, 2);
 }
 
-TEST_P(AheadOfBegin, HasTheRetentionPolicyThatItsNodesName) {
+TEST_P(PreparedSave, HasTheRetentionPolicyThatItsNodesName) {
   const Save save = *Open(1);
   VoteFor(first_, save, Proposal("step_1"));
   VoteFor(second_, save, Proposal("step_1"), "", std::nullopt, 3);
@@ -386,7 +386,7 @@ TEST_P(AheadOfBegin, HasTheRetentionPolicyThatItsNodesName) {
   EXPECT_EQ(Text(DecideOpen(next, Proposal("step_2"))), "ENDED SAVE_CONFLICT");
 }
 
-TEST_P(AheadOfBegin, IsProposedIfThereIsNoTimeToWaitForTheOthers) {
+TEST_P(PreparedSave, IsProposedIfThereIsNoTimeToWaitForTheOthers) {
   const Save save = *Open(1);
   VoteFor(first_, save, Proposal("step_1"));
   const Save named = *DecideOpen(save, Proposal("step_1"), /*may_wait=*/false);
@@ -396,7 +396,7 @@ TEST_P(AheadOfBegin, IsProposedIfThereIsNoTimeToWaitForTheOthers) {
   EXPECT_EQ(Decide(named), "ADMITTED") << "the vote of node1 counts";
 }
 
-TEST_P(AheadOfBegin, VoteForAnotherSaveDoesNotCount) {
+TEST_P(PreparedSave, VoteForAnotherSaveDoesNotCount) {
   const Save save = *Open(1);
   VoteFor(first_, save, Proposal("step_1"));
   VoteFor(second_, save, Proposal("step_2"));
@@ -409,14 +409,14 @@ TEST_P(AheadOfBegin, VoteForAnotherSaveDoesNotCount) {
   EXPECT_EQ(Decide(named), "ADMITTED");
 }
 
-TEST_P(AheadOfBegin, VoteForOtherRanksDoesNotCount) {
+TEST_P(PreparedSave, VoteForOtherRanksDoesNotCount) {
   const Save save = *Open(1);
   VoteFor(first_, save, Proposal("step_1"));
   VoteFor(second_, save, Proposal("step_1", {1}));
   EXPECT_EQ(Text(DecideOpen(save, Proposal("step_1"), /*may_wait=*/false)), "PROPOSED");
 }
 
-TEST_P(AheadOfBegin, EndsAtTheFirstNoAndHasItsNameThen) {
+TEST_P(PreparedSave, EndsAtTheFirstNoAndHasItsNameThen) {
   const Save save = *Open(1);
   EXPECT_EQ(VoteFor(first_, save, Proposal("step_1")), "OPEN");
   EXPECT_EQ(VoteFor(second_, save, Proposal("step_1"), "POOL_EXHAUSTED"), "OPEN");
@@ -424,7 +424,7 @@ TEST_P(AheadOfBegin, EndsAtTheFirstNoAndHasItsNameThen) {
   EXPECT_EQ(Text(Begin(second_, "step_1")), "ENDED POOL_EXHAUSTED of node2, ranks 1");
 }
 
-TEST_P(AheadOfBegin, SaveThatHasASequenceGetsNoOther) {
+TEST_P(PreparedSave, SaveThatHasASequenceGetsNoOther) {
   const Save save = *Open(1);
   EXPECT_EQ(Begin(second_, "step_1").sequence, 2);
   VoteFor(first_, save, Proposal("step_1"));
@@ -432,21 +432,21 @@ TEST_P(AheadOfBegin, SaveThatHasASequenceGetsNoOther) {
   EXPECT_EQ(Begin(first_, "step_1").sequence, 2);
 }
 
-TEST_P(AheadOfBegin, SaveThatHadASequenceBeforeGetsNoOther) {
+TEST_P(PreparedSave, SaveThatHadASequenceBeforeGetsNoOther) {
   EXPECT_EQ(Begin(second_, "step_1").sequence, 1);
   const Save save = *Open(2);
   VoteFor(first_, save, Proposal("step_1"));
   EXPECT_EQ(Text(DecideOpen(save, Proposal("step_1"), /*may_wait=*/false)), "ENDED UNUSED");
 }
 
-TEST_P(AheadOfBegin, VoteThatDoesNotSayForWhichSaveIsNone) {
+TEST_P(PreparedSave, VoteThatDoesNotSayForWhichSaveIsNone) {
   const Save save = *Open(1);
   EXPECT_EQ(Vote(first_, save), "OPEN");
   EXPECT_EQ(nodes_.Read(LedgerKeys(nodes_.prefix() + "run/").Vote(1, "node1")), "(none)");
 }
 
 // Saves are published in the order of their sequences.
-TEST_P(AheadOfBegin, IsOfNoUseWhenALaterSequenceWasGiven) {
+TEST_P(PreparedSave, IsOfNoUseWhenALaterSequenceWasGiven) {
   const Save save = *Open(1);
   EXPECT_EQ(Close(save), "OPEN");
   EXPECT_EQ(Begin(second_, "step_2").sequence, 2);
@@ -458,7 +458,7 @@ TEST_P(AheadOfBegin, IsOfNoUseWhenALaterSequenceWasGiven) {
   EXPECT_EQ(Close(next), "ENDED UNUSED");
 }
 
-TEST_P(AheadOfBegin, IsMadeWithTheNextSequenceAlone) {
+TEST_P(PreparedSave, IsMadeWithTheNextSequenceAlone) {
   Begin(first_, "step_1");
   const auto open = Open(1);
   EXPECT_EQ(Text(open), "PROPOSED") << "of another save";
@@ -467,7 +467,7 @@ TEST_P(AheadOfBegin, IsMadeWithTheNextSequenceAlone) {
   EXPECT_EQ(Text(*Open(2)), "OPEN");
 }
 
-TEST_P(AheadOfBegin, AttemptThatIsOverGetsNone) {
+TEST_P(PreparedSave, AttemptThatIsOverGetsNone) {
   const Save save = *Open(1);
   VoteFor(first_, save, Proposal("step_1"));
   VoteFor(second_, save, Proposal("step_1"));
@@ -477,7 +477,7 @@ TEST_P(AheadOfBegin, AttemptThatIsOverGetsNone) {
 
 // ---- the last vote admits
 
-class LastVote : public AheadOfBegin {
+class LastVote : public PreparedSave {
  protected:
   LedgerKeys keys() const { return LedgerKeys(nodes_.prefix() + "run/"); }
   std::vector<etcdserverpb::KeyValue> List(const std::string& key, bool is_prefix) {
@@ -602,7 +602,7 @@ TEST_P(LastVote, AdmitsNothingThatHasASequence) {
 }
 
 // What is believed of it may be old.
-TEST_P(AheadOfBegin, WrongGuessCostsARequestAndNothingElse) {
+TEST_P(PreparedSave, WrongGuessCostsARequestAndNothingElse) {
   const Save save = *Open(1);
   SaveGuess guess;
   guess.state.emplace_back().set_value(save.state.SerializeAsString());

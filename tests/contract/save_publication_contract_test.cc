@@ -46,30 +46,33 @@ class SavePublicationContract : public SpanningSaves {
         Await<absl::StatusOr<SharedSave>>([&](auto answer) { step(*publication_, std::move(answer)); }));
   }
   std::string Settle(const SharedSave& save) {
-    return Do([&](auto& publication, auto answer) { publication.Settle(save, office_, std::move(answer)); });
+    return Do(
+        [&](auto& publication, auto answer) { publication.Settle(save, leadership_, std::move(answer)); });
   }
   std::string LoseNode(const SharedSave& save, const std::string& node) {
     return Do([&](auto& publication, auto answer) {
-      publication.LoseNode(save, office_, node, std::move(answer));
+      publication.LoseNode(save, leadership_, node, std::move(answer));
     });
   }
   std::string Commit(const SharedSave& save) {
-    return Do(
-        [&](auto& publication, auto answer) { publication.Committed(save, office_, 0, std::move(answer)); });
+    return Do([&](auto& publication, auto answer) {
+      publication.Committed(save, leadership_, 0, std::move(answer));
+    });
   }
   std::string Foreign(const SharedSave& save) {
     ledger::v1::SaveEnd end;
     end.set_reason("TAG_FOREIGN");
     return Do([&](auto& publication, auto answer) {
-      publication.NotPublished(save, office_, end, std::move(answer));
+      publication.NotPublished(save, leadership_, end, std::move(answer));
     });
   }
   std::string Unknown(const SharedSave& save) {
-    return Do([&](auto& publication, auto answer) { publication.Unknown(save, office_, std::move(answer)); });
+    return Do(
+        [&](auto& publication, auto answer) { publication.Unknown(save, leadership_, std::move(answer)); });
   }
   std::string Release(const SharedSave& save) {
     return Do([&](auto& publication, auto answer) {
-      publication.Release(save, office_, ledger::v1::SaveState::IS_NO_CHECKPOINT, std::move(answer));
+      publication.Release(save, leadership_, ledger::v1::SaveState::IS_NO_CHECKPOINT, std::move(answer));
     });
   }
   std::string Failed(Daemon& daemon, const SharedSave& save, const std::string& reason,
@@ -83,7 +86,7 @@ class SavePublicationContract : public SpanningSaves {
   absl::StatusOr<Publishing> TryPublish(const SharedSave& save, int64_t time_us = 7,
                                         const SavePublication::Replaces& replaces = {}) {
     return Await<absl::StatusOr<Publishing>>(
-        [&](auto answer) { publication_->Publish(save, office_, time_us, replaces, std::move(answer)); });
+        [&](auto answer) { publication_->Publish(save, leadership_, time_us, replaces, std::move(answer)); });
   }
   // "PUBLISHING", or what it waits for.
   std::string Publish(const SharedSave& save, int64_t replaces = 0) {
@@ -112,7 +115,7 @@ class SavePublicationContract : public SpanningSaves {
     return Ask([&](auto done) { readers.End(sequence, std::move(done)); });
   }
   std::string Evict(CheckpointReaders& readers, int64_t sequence) {
-    return Ask([&](auto done) { readers.Evict({.sequence = sequence}, {}, office_, std::move(done)); });
+    return Ask([&](auto done) { readers.Evict({.sequence = sequence}, {}, leadership_, std::move(done)); });
   }
 
   std::unique_ptr<SavePublication> publication_;
@@ -239,7 +242,7 @@ TEST_P(SavePublicationContract, StateThatNobodyChangesIsNotWrittenAgain) {
   SavePublication::Replaces replaces;
   for (int i = 0; i < 20; ++i) replaces.pointers[absl::StrCat("pointer", i)] = "step_1";
   const auto publishing = Await<absl::StatusOr<Publishing>>(
-      [&](auto answer) { publication_->Publish(save, office_, 7, replaces, std::move(answer)); });
+      [&](auto answer) { publication_->Publish(save, leadership_, 7, replaces, std::move(answer)); });
   ASSERT_TRUE(publishing.ok()) << publishing.status();
   EXPECT_EQ(Commit(save), "COMMITTED");
   const std::string key = LedgerKeys(nodes_.prefix() + "run/").SaveState(save.sequence);
@@ -331,7 +334,7 @@ TEST_P(SavePublicationContract, OfAReaderAndARemovalThatMeetOneFails) {
   CheckpointReaders first = ReadersOn(first_), second = ReadersOn(second_);
   std::optional<absl::Status> begun, evicting;
   second.Begin(1, [&](absl::Status status) { begun = std::move(status); });
-  first.Evict({.sequence = 1}, {}, office_, [&](absl::Status status) { evicting = std::move(status); });
+  first.Evict({.sequence = 1}, {}, leadership_, [&](absl::Status status) { evicting = std::move(status); });
   etcd_.caller().RunUntil([&] { return begun && evicting; });
   EXPECT_NE(begun->ok(), evicting->ok()) << *begun << " and " << *evicting;
 }

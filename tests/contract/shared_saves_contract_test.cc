@@ -221,22 +221,22 @@ TEST_P(SharedSavesContract, CheckpointStaysIfTheSaveOfItsTagMakesNone) {
 
 // ---- saves that are made in advance
 
-class AheadContract : public SharedSavesContract {
+class PreparedSavesContract : public SharedSavesContract {
  protected:
   void SetUp() override {
     SharedSavesContract::SetUp();
     EXPECT_EQ(Save("step_1"), "COMMITTED");
-    RunUntil([&] { return Ahead() != 0; });
+    RunUntil([&] { return Prepared() != 0; });
     RunFor(seconds(2));  // All nodes have seen it.
-    ahead_ = Ahead();
+    prepared_ = Prepared();
   }
   // The sequence of the save that is OPEN; 0: there is none.
-  int64_t Ahead() {
-    int64_t ahead = 0;
+  int64_t Prepared() {
+    int64_t prepared = 0;
     for (const auto& [sequence, states] : History()) {
-      if (states.back().phase() == SaveState::OPEN) ahead = sequence;
+      if (states.back().phase() == SaveState::OPEN) prepared = sequence;
     }
-    return ahead;
+    return prepared;
   }
   std::vector<std::string> PhasesOf(int64_t sequence) {
     std::vector<std::string> phases;
@@ -247,19 +247,19 @@ class AheadContract : public SharedSavesContract {
   }
   bool IsFaulty() const { return GetParam().name() != "simulated"; }
 
-  int64_t ahead_ = 0;
+  int64_t prepared_ = 0;
 };
-INSTANTIATE_TEST_SUITE_P(, AheadContract, ::testing::ValuesIn(SimulatedEtcds(/*seeds=*/20)), NameOf);
+INSTANTIATE_TEST_SUITE_P(, PreparedSavesContract, ::testing::ValuesIn(SimulatedEtcds(/*seeds=*/20)), NameOf);
 
-TEST_P(AheadContract, NextSaveGetsItsSequenceAndIsNotProposedFirst) {
+TEST_P(PreparedSavesContract, NextSaveGetsItsSequenceAndIsNotProposedFirst) {
   EXPECT_EQ(Save("step_2"), "COMMITTED");
   if (!IsFaulty()) {
-    EXPECT_THAT(PhasesOf(ahead_), ElementsAre("OPEN", "ADMITTED", "SEALED", "PUBLISHING", "COMMITTED"));
+    EXPECT_THAT(PhasesOf(prepared_), ElementsAre("OPEN", "ADMITTED", "SEALED", "PUBLISHING", "COMMITTED"));
   }
   EXPECT_EQ(Save("step_3"), "COMMITTED");
 }
 
-TEST_P(AheadContract, OneNoEndsItOnAllNodes) {
+TEST_P(PreparedSavesContract, OneNoEndsItOnAllNodes) {
   all_[1].no = "POOL_EXHAUSTED";
   EXPECT_EQ(Save("step_2"), "ENDED POOL_EXHAUSTED of node2, ranks 1");
   for (const Node& node : all_) EXPECT_TRUE(node.parts.at(Named("step_2")).released);
@@ -268,17 +268,17 @@ TEST_P(AheadContract, OneNoEndsItOnAllNodes) {
   RunUntil([&] { return NothingIsInFlight(); });
 }
 
-TEST_P(AheadContract, NodeThatIsLateFindsTheSaveProposed) {
+TEST_P(PreparedSavesContract, NodeThatIsLateFindsTheSaveProposed) {
   const SaveName save = Named("step_2");
   for (int i : {0, 2}) Begin(all_[i], save);
-  RunUntil([&] { return PhasesOf(ahead_).back() != "OPEN"; });
-  EXPECT_EQ(PhasesOf(ahead_).back(), "PROPOSED");
+  RunUntil([&] { return PhasesOf(prepared_).back() != "OPEN"; });
+  EXPECT_EQ(PhasesOf(prepared_).back(), "PROPOSED");
   Begin(all_[1], save);
   EXPECT_EQ(EndOfSave(save), "COMMITTED");
-  EXPECT_EQ(all_[1].parts.at(save).save.sequence, ahead_);
+  EXPECT_EQ(all_[1].parts.at(save).save.sequence, prepared_);
 }
 
-TEST_P(AheadContract, NodesThatBeginDifferentSavesGetBoth) {
+TEST_P(PreparedSavesContract, NodesThatBeginDifferentSavesGetBoth) {
   const SaveName one = Named("one"), other = Named("other");
   Begin(all_[0], one);
   Begin(all_[1], other);
@@ -294,7 +294,7 @@ TEST_P(AheadContract, NodesThatBeginDifferentSavesGetBoth) {
 }
 
 // The other nodes may begin it much later, or never.
-TEST_P(AheadContract, SaveWhoseSequenceAnotherOneHasGotIsProposedWithoutWaitingForTheOtherNodes) {
+TEST_P(PreparedSavesContract, SaveWhoseSequenceAnotherOneHasGotIsProposedWithoutWaitingForTheOtherNodes) {
   const SaveName one = Named("one"), other = Named("other");
   Begin(all_[0], one);
   Begin(all_[1], other);
@@ -304,7 +304,7 @@ TEST_P(AheadContract, SaveWhoseSequenceAnotherOneHasGotIsProposedWithoutWaitingF
   EXPECT_FALSE(HistoryOf(other).empty());
 }
 
-TEST_P(AheadContract, NodesThatBeginItForDifferentRanksEndIt) {
+TEST_P(PreparedSavesContract, NodesThatBeginItForDifferentRanksEndIt) {
   const SaveName save = Named("step_2");
   for (Node& node : all_) {
     Part& part = node.parts[save];
@@ -316,7 +316,7 @@ TEST_P(AheadContract, NodesThatBeginItForDifferentRanksEndIt) {
 }
 
 // It begins nothing, so its save is of no node, and is not in the way of a later one.
-TEST_P(AheadContract, SaveWithALaterSequenceEndsIt) {
+TEST_P(PreparedSavesContract, SaveWithALaterSequenceEndsIt) {
   SaveAdmission admission(Other().etcd.get(),
                           {nodes_.prefix() + "run/", Other().registration->identity(), "test"});
   std::optional<absl::StatusOr<SharedSave>> begun;
@@ -325,13 +325,13 @@ TEST_P(AheadContract, SaveWithALaterSequenceEndsIt) {
   RunUntil([&] { return begun.has_value(); });
   ASSERT_EQ(beginner, &Other());
   ASSERT_TRUE(begun->ok()) << begun->status();
-  EXPECT_GT((*begun)->sequence, ahead_);
+  EXPECT_GT((*begun)->sequence, prepared_);
   EXPECT_EQ(Save("step_2"), "COMMITTED");
-  EXPECT_EQ(PhasesOf(ahead_).back(), "ENDED");
+  EXPECT_EQ(PhasesOf(prepared_).back(), "ENDED");
   RunUntil([&] { return NothingIsInFlight(); });
 }
 
-TEST_P(AheadContract, NextCoordinatorGoesOnWithIt) {
+TEST_P(PreparedSavesContract, NextCoordinatorGoesOnWithIt) {
   Node& dead = *Coordinator();
   Kill(dead);
   RunUntil([&] { return Coordinator() != nullptr; });
@@ -343,7 +343,7 @@ TEST_P(AheadContract, NextCoordinatorGoesOnWithIt) {
   }
 }
 
-TEST_P(AheadContract, DaemonThatHasVotedAndEndedHasNoPartInIt) {
+TEST_P(PreparedSavesContract, DaemonThatHasVotedAndEndedHasNoPartInIt) {
   const SaveName save = Named("step_2");
   Node& dead = Other();
   Begin(dead, save, minutes(1));
@@ -361,7 +361,7 @@ TEST_P(AheadContract, DaemonThatHasVotedAndEndedHasNoPartInIt) {
   EXPECT_EQ(Save("step_3"), "COMMITTED");
 }
 
-TEST_P(AheadContract, AttemptThatIsOverGetsNone) {
+TEST_P(PreparedSavesContract, AttemptThatIsOverGetsNone) {
   const SaveName save = Named("step_2");
   for (Node& node : all_) node.held = {"vote"};
   BeginAll("step_2");

@@ -42,9 +42,10 @@ class SpanningSaves : public ::testing::TestWithParam<EtcdKind> {
     coordinator_ = std::make_unique<RunCoordinator>(
         nodes_.ClientOf(*first_.registration), etcd_.clock(),
         RunCoordinator::Options{nodes_.prefix() + "run/", first_.registration->identity(), "test"},
-        [this](const RunCoordinator::Office& office) { office_ = office.held; }, [](const absl::Status&) {});
+        [this](const RunCoordinator::Leadership& leadership) { leadership_ = leadership.held; },
+        [](const absl::Status&) {});
     coordinator_->Start();
-    etcd_.caller().RunUntil([this] { return !office_.key.empty(); });
+    etcd_.caller().RunUntil([this] { return !leadership_.key.empty(); });
     ASSERT_EQ(Join(first_, 0), 1);
   }
   void TearDown() override { nodes_.DeliverLateCopies(); }
@@ -136,13 +137,13 @@ class SpanningSaves : public ::testing::TestWithParam<EtcdKind> {
   }
   std::string Decide(const Save& save, const std::string& inflight = "directory") {
     return Text(Await<absl::StatusOr<Save>>(
-        [&](auto answer) { first_.saves->Decide(save, office_, inflight, std::move(answer)); }));
+        [&](auto answer) { first_.saves->Decide(save, leadership_, inflight, std::move(answer)); }));
   }
   std::string End(const Save& save, const std::string& reason) {
     ledger::v1::SaveEnd end;
     end.set_reason(reason);
     return Text(Await<absl::StatusOr<Save>>(
-        [&](auto answer) { first_.saves->End(save, office_, end, std::move(answer)); }));
+        [&](auto answer) { first_.saves->End(save, leadership_, end, std::move(answer)); }));
   }
 
   // A save that both nodes have voted for.
@@ -172,7 +173,7 @@ class SpanningSaves : public ::testing::TestWithParam<EtcdKind> {
   RegisteredNodes nodes_{&etcd_};
   Daemon first_, second_;
   std::unique_ptr<RunCoordinator> coordinator_;
-  CompareAndSwap::Held office_;
+  CompareAndSwap::Held leadership_;
 };
 
 inline std::string NameOf(const ::testing::TestParamInfo<EtcdKind>& kind) { return kind.param.name(); }

@@ -80,7 +80,7 @@ void ThreeNodes::Start(Node& node) {
   node.io = root_.Open({&node.pause});
   node.election = std::make_unique<RunCoordinator>(
       node.etcd.get(), etcd_.clock(), RunCoordinator::Options{prefix, identity, "test"},
-      [this, &node](const RunCoordinator::Office& office) { OnOffice(node, office); },
+      [this, &node](const RunCoordinator::Leadership& leadership) { OnLeadership(node, leadership); },
       [&node](const absl::Status&) { node.replaced = true; });
   node.saves = std::make_unique<SharedSaves>(node.etcd.get(), etcd_.clock(),
                                              SharedSaves::Options{prefix, identity, "test", PostOf(node)},
@@ -96,10 +96,10 @@ std::function<void(absl::AnyInvocable<void()>)> ThreeNodes::PostOf(Node& node) {
   };
 }
 
-void ThreeNodes::OnOffice(Node& node, const RunCoordinator::Office& office) {
+void ThreeNodes::OnLeadership(Node& node, const RunCoordinator::Leadership& leadership) {
   node.coordinator = nullptr;
   node.coordinator_over = false;
-  if (!office.mine) return;
+  if (!leadership.mine) return;
   SaveCoordinator::Options options;
   options.prefix = nodes_.prefix() + "run/";
   options.node = node.registration->identity();
@@ -111,7 +111,7 @@ void ThreeNodes::OnOffice(Node& node, const RunCoordinator::Office& office) {
     node.coordinator_over = true;
   };
   node.coordinator = std::make_unique<SaveCoordinator>(node.etcd.get(), etcd_.clock(), node.io.get(), options,
-                                                       office, std::move(hooks));
+                                                       leadership, std::move(hooks));
   node.coordinator->Start();
 }
 

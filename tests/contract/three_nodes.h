@@ -58,7 +58,7 @@ class ThreeNodes : public ::testing::TestWithParam<EtcdKind> {
     std::unique_ptr<EtcdLedger> ledger;
     std::unique_ptr<SharedRootIo> io;
     std::unique_ptr<RunCoordinator> election;
-    std::unique_ptr<SaveCoordinator> coordinator;  // Null: the office is not its.
+    std::unique_ptr<SaveCoordinator> coordinator;  // Null: the leadership is not its.
     std::unique_ptr<SharedSaves> saves;
     bool coordinator_over = false;
   };
@@ -74,7 +74,7 @@ class ThreeNodes : public ::testing::TestWithParam<EtcdKind> {
   void ResumeNode(Node& node);
   void CutOff(bool cut);  // All nodes from etcd.
   void ActLater();        // A later attempt acts.
-  // The one whose office counts; null: none has noticed that it has it.
+  // The one whose leadership counts; null: none has noticed that it has it.
   Node* Coordinator();
   Node& Other();  // A node that does not coordinate.
 
@@ -121,7 +121,7 @@ class ThreeNodes : public ::testing::TestWithParam<EtcdKind> {
  private:
   void Tick();
   void Act(Node& node, const SaveName& name, Part& part);
-  void OnOffice(Node& node, const RunCoordinator::Office& office);
+  void OnLeadership(Node& node, const RunCoordinator::Leadership& leadership);
   SharedSaves::Hooks HooksOf(Node& node);
   std::function<void(absl::AnyInvocable<void()>)> PostOf(Node& node);
   void Join(Node& node, int64_t attempt);

@@ -56,7 +56,7 @@ def test_run_gets_another_coordinator_when_etcd_has_room(cluster, launch):
     others = cluster.followers()
     ranks.close()
     cluster.etcd.fill()
-    assert first.end() == 0, first.log()  # It gives its office and its name up.
+    assert first.end() == 0, first.log()  # It gives its leadership and its name up.
     cluster.etcd.make_room()
     second = launch(others)
     assert words(second.save("step_2", 2)) == {"committed"}

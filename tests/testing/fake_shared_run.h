@@ -33,7 +33,7 @@ class FakeSharedRun : public SharedRun {
   std::vector<int> begun_for;                        // The ranks of the last Begin.
   absl::Status failed;                               // Of the last Fail.
   std::optional<storage::v1::RetentionPolicy> kept;  // What the last Accept has named.
-  bool has_office = false;
+  bool leads = false;
   std::set<int64_t> damaged;  // As the ledger knows, and perhaps not yet this node.
   int ticks = 0;
   Hooks hooks;
@@ -67,8 +67,8 @@ class FakeSharedRun : public SharedRun {
   }
   void OnTick() override { ++ticks; }
   Ledger* ledger() override { return &ledger_; }
-  bool coordinates() const override { return has_office; }
-  bool may_close() const override { return !has_office; }
+  bool coordinates() const override { return leads; }
+  bool may_close() const override { return !leads; }
   void Begin(const SaveId& save, Instant, const std::vector<int>& ranks) override {
     calls.push_back("Begin " + save.tag);
     begun_for = ranks;

@@ -1,4 +1,4 @@
-#include "daemon/cluster/saves_ahead.h"
+#include "daemon/cluster/prepared_saves.h"
 
 #include <algorithm>
 #include <chrono>
@@ -31,23 +31,23 @@ SaveProposal* FirstProposal(std::vector<SaveWatch::Vote>& votes) {
 
 }  // namespace
 
-SavesAhead::SavesAhead(Tools tools, LedgerKeys keys, CompareAndSwap::Held office, Hooks hooks)
-    : tools_(tools), keys_(std::move(keys)), office_(std::move(office)), hooks_(std::move(hooks)) {}
+PreparedSaves::PreparedSaves(Tools tools, LedgerKeys keys, CompareAndSwap::Held leadership, Hooks hooks)
+    : tools_(tools), keys_(std::move(keys)), leadership_(std::move(leadership)), hooks_(std::move(hooks)) {}
 
-std::set<int64_t> SavesAhead::sequences() const {
+std::set<int64_t> PreparedSaves::sequences() const {
   std::set<int64_t> sequences;
-  for (const auto& [sequence, ahead] : ahead_) sequences.insert(sequence);
+  for (const auto& [sequence, prepared] : prepared_) sequences.insert(sequence);
   return sequences;
 }
 
-bool SavesAhead::MayPrecede(int64_t sequence) const {
-  const bool open = !ahead_.empty() && ahead_.begin()->first < sequence;
+bool PreparedSaves::MayPrecede(int64_t sequence) const {
+  const bool open = !prepared_.empty() && prepared_.begin()->first < sequence;
   return open || (making_ != 0 && making_ < sequence);
 }
 
-std::set<int64_t> SavesAhead::attempts() const {
+std::set<int64_t> PreparedSaves::attempts() const {
   std::set<int64_t> attempts;
-  for (const auto& [sequence, ahead] : ahead_) {
+  for (const auto& [sequence, prepared] : prepared_) {
     for (const SaveWatch::Vote& vote : tools_.watch->VotesThatCount(sequence))
       attempts.insert(vote.vote.proposal().attempt());
   }
@@ -56,40 +56,40 @@ std::set<int64_t> SavesAhead::attempts() const {
 
 // ---- what etcd shows
 
-void SavesAhead::OnOpen(const SharedSave& save) {
+void PreparedSaves::OnOpen(const SharedSave& save) {
   last_ = std::max(last_, save.sequence);
-  const auto [ahead, is_new] = ahead_.try_emplace(save.sequence);
-  if (is_new) ahead->second.save = save;
+  const auto [prepared, is_new] = prepared_.try_emplace(save.sequence);
+  if (is_new) prepared->second.save = save;
 }
 
-void SavesAhead::OnOther(const SharedSave& save) {
+void PreparedSaves::OnOther(const SharedSave& save) {
   last_ = std::max(last_, save.sequence);
   if (save.state.phase() != SaveState::PROPOSED && !save.state.tag().empty())
     saving_ = std::max(saving_, save.state.attempt());
-  ahead_.erase(save.sequence);
+  prepared_.erase(save.sequence);
 }
 
-void SavesAhead::OnVotes(int64_t sequence) {
-  const auto ahead = ahead_.find(sequence);
-  if (ahead == ahead_.end()) return;
-  ahead->second.changed = true;
-  Act(ahead->second);
+void PreparedSaves::OnVotes(int64_t sequence) {
+  const auto prepared = prepared_.find(sequence);
+  if (prepared == prepared_.end()) return;
+  prepared->second.changed = true;
+  Act(prepared->second);
 }
 
-void SavesAhead::OnTick() {
-  for (auto& [sequence, ahead] : ahead_) ahead.changed = true;
+void PreparedSaves::OnTick() {
+  for (auto& [sequence, prepared] : prepared_) prepared.changed = true;
   Go();
 }
 
-void SavesAhead::Go() {
-  for (auto& [sequence, ahead] : ahead_) Act(ahead);
+void PreparedSaves::Go() {
+  for (auto& [sequence, prepared] : prepared_) Act(prepared);
   MakeNext();
 }
 
 // ---- making one
 
-void SavesAhead::MakeNext() {
-  const bool has_one = !ahead_.empty() && ahead_.rbegin()->first == last_;
+void PreparedSaves::MakeNext() {
+  const bool has_one = !prepared_.empty() && prepared_.rbegin()->first == last_;
   const bool saves = saving_ != 0 && saving_ == tools_.watch->active();
   if (making_ != 0 || has_one || !saves || !backoff_.IsOver(tools_.clock->Now())) return;
   const int64_t sequence = making_ = last_ + 1;
@@ -99,19 +99,19 @@ void SavesAhead::MakeNext() {
                             }));
 }
 
-void SavesAhead::Made(int64_t sequence, const absl::StatusOr<std::string>& inflight) {
+void PreparedSaves::Made(int64_t sequence, const absl::StatusOr<std::string>& inflight) {
   if (!inflight.ok()) {
     making_ = 0;
     return backoff_.Failed(tools_.clock->Now());
   }
-  tools_.admission->Open(sequence, office_, *inflight,
+  tools_.admission->Open(sequence, leadership_, *inflight,
                          [this, sequence, inflight = *inflight](const absl::StatusOr<SharedSave>& answer) {
                            Opened(sequence, inflight, answer);
                          });
 }
 
-void SavesAhead::Opened(int64_t sequence, const std::string& inflight,
-                        const absl::StatusOr<SharedSave>& answer) {
+void PreparedSaves::Opened(int64_t sequence, const std::string& inflight,
+                           const absl::StatusOr<SharedSave>& answer) {
   making_ = 0;
   if (!answer.ok()) {
     if (!IsTransient(answer.status(), &backoff_)) hooks_.lost(answer.status());
@@ -130,43 +130,43 @@ void SavesAhead::Opened(int64_t sequence, const std::string& inflight,
 
 // ---- deciding
 
-void SavesAhead::Act(Ahead& ahead) {
-  if (!ahead.changed || ahead.asking || !ahead.backoff.IsOver(tools_.clock->Now())) return;
-  ahead.changed = false;
-  if (ahead.save.sequence < last_) {
-    ahead.asking = true;
-    return tools_.admission->Close(ahead.save, office_, Decided(ahead.save.sequence));
+void PreparedSaves::Act(Prepared& prepared) {
+  if (!prepared.changed || prepared.asking || !prepared.backoff.IsOver(tools_.clock->Now())) return;
+  prepared.changed = false;
+  if (prepared.save.sequence < last_) {
+    prepared.asking = true;
+    return tools_.admission->Close(prepared.save, leadership_, Decided(prepared.save.sequence));
   }
-  Decide(ahead);
+  Decide(prepared);
 }
 
-void SavesAhead::Decide(Ahead& ahead) {
-  std::vector<SaveWatch::Vote> votes = tools_.watch->VotesThatCount(ahead.save.sequence);
+void PreparedSaves::Decide(Prepared& prepared) {
+  std::vector<SaveWatch::Vote> votes = tools_.watch->VotesThatCount(prepared.save.sequence);
   const SaveProposal* const proposal = FirstProposal(votes);
   if (proposal == nullptr || !tools_.watch->Knows(proposal->attempt())) return;
-  SaveState named = ahead.save.state;
+  SaveState named = prepared.save.state;
   NameSave(*proposal, &named);
   const Instant now = tools_.clock->Now();
-  if (!ahead.voted_at) ahead.voted_at = now;
+  if (!prepared.voted_at) prepared.voted_at = now;
   const bool agree = std::all_of(votes.begin(), votes.end(),
                                  [&named](const auto& vote) { return IsOf(vote.vote.proposal(), named); });
-  const bool may_wait = agree && now - *ahead.voted_at < kTogether;
+  const bool may_wait = agree && now - *prepared.voted_at < kTogether;
   const bool has_no =
       std::any_of(votes.begin(), votes.end(), [](const auto& vote) { return vote.vote.has_no(); });
   const bool all_may_have = votes.size() >= tools_.watch->NodesOf(named.attempt()) || !named.ranks().empty();
   const bool may_be_over = named.attempt() < tools_.watch->active();
   if (may_wait && !has_no && !all_may_have && !may_be_over) return;
-  const SaveView view = tools_.watch->View(ahead.save.sequence, named);
+  const SaveView view = tools_.watch->View(prepared.save.sequence, named);
   const bool decides = has_no || view.AllHave(NodeVote::VOTED) || named.attempt() < view.active;
   if (may_wait && !decides) return;
-  ahead.asking = true;
-  tools_.admission->DecideOpen(ahead.save, office_, *proposal, may_wait, GuessOf(ahead.save, *proposal),
-                               Decided(ahead.save.sequence));
+  prepared.asking = true;
+  tools_.admission->DecideOpen(prepared.save, leadership_, *proposal, may_wait,
+                               GuessOf(prepared.save, *proposal), Decided(prepared.save.sequence));
 }
 
 // The sequence was raised when the save was made, and not since, if the save has it still.
-std::optional<CompareAndSwap::Found> SavesAhead::GuessOf(const SharedSave& save,
-                                                         const SaveProposal& proposal) const {
+std::optional<CompareAndSwap::Found> PreparedSaves::GuessOf(const SharedSave& save,
+                                                            const SaveProposal& proposal) const {
   const auto state = tools_.states->keys().find(keys_.SaveState(save.sequence));
   if (state == tools_.states->keys().end()) return std::nullopt;
   CompareAndSwap::Found found = tools_.watch->Found(save.sequence, proposal.attempt());
@@ -181,24 +181,24 @@ std::optional<CompareAndSwap::Found> SavesAhead::GuessOf(const SharedSave& save,
   return found;
 }
 
-SaveAdmission::Answer<SharedSave> SavesAhead::Decided(int64_t sequence) {
+SaveAdmission::Answer<SharedSave> PreparedSaves::Decided(int64_t sequence) {
   return [this, sequence](const absl::StatusOr<SharedSave>& answer) {
-    const auto found = ahead_.find(sequence);
-    if (found == ahead_.end()) return;
-    Ahead& ahead = found->second;
-    ahead.asking = false;
+    const auto found = prepared_.find(sequence);
+    if (found == prepared_.end()) return;
+    Prepared& prepared = found->second;
+    prepared.asking = false;
     if (!answer.ok()) {
-      if (!IsTransient(answer.status(), &ahead.backoff)) hooks_.lost(answer.status());
+      if (!IsTransient(answer.status(), &prepared.backoff)) hooks_.lost(answer.status());
       return;
     }
-    ahead.backoff.Succeeded();
-    if (answer->state.phase() == SaveState::OPEN) return Act(ahead);
-    ahead_.erase(found);
+    prepared.backoff.Succeeded();
+    if (answer->state.phase() == SaveState::OPEN) return Act(prepared);
+    prepared_.erase(found);
     hooks_.decided(*answer);
   };
 }
 
-bool SavesAhead::IsTransient(const absl::Status& error, Backoff* backoff) {
+bool PreparedSaves::IsTransient(const absl::Status& error, Backoff* backoff) {
   const std::string reason = ReasonOf(error);
   if (reason != ledger_reason::kUnavailable && reason != ledger_reason::kFull) return false;
   backoff->Failed(tools_.clock->Now());

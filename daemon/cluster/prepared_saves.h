@@ -6,11 +6,11 @@
 //
 //   - One is made when the attempt that acts has a save, and there is none with the last sequence.
 //   - It becomes the save that the first of the votes names, as soon as that can be decided. If the nodes do
-//     not agree, or some are late, it becomes PROPOSED, and goes on as any other save.
+//     not agree, or some are late, it becomes PROPOSED, and continues as any other save.
 //   - If its sequence is not the last one any more, for a node has asked for one, it ends: a save that begins
 //     later has a higher sequence.
-#ifndef CKPTD_DAEMON_CLUSTER_SAVES_AHEAD_H_
-#define CKPTD_DAEMON_CLUSTER_SAVES_AHEAD_H_
+#ifndef CKPTD_DAEMON_CLUSTER_PREPARED_SAVES_H_
+#define CKPTD_DAEMON_CLUSTER_PREPARED_SAVES_H_
 
 #include <cstdint>
 #include <functional>
@@ -35,7 +35,7 @@
 namespace ckptd {
 
 // A part of SaveCoordinator, which says what it sees. It decides by transactions, and may act on what is old.
-class SavesAhead {
+class PreparedSaves {
  public:
   struct Tools {
     Clock* clock;
@@ -53,7 +53,7 @@ class SavesAhead {
     std::function<void(const absl::Status&)> lost;
   };
   // All must outlive it.
-  SavesAhead(Tools tools, LedgerKeys keys, CompareAndSwap::Held office, Hooks hooks);
+  PreparedSaves(Tools tools, LedgerKeys keys, CompareAndSwap::Held leadership, Hooks hooks);
 
   // Etcd shows that it is OPEN.
   void OnOpen(const SharedSave& save);
@@ -72,7 +72,7 @@ class SavesAhead {
   std::set<int64_t> attempts() const;
 
  private:
-  struct Ahead {
+  struct Prepared {
     SharedSave save;
     bool changed = true;  // Since etcd was asked last.
     bool asking = false;
@@ -83,8 +83,8 @@ class SavesAhead {
   void MakeNext();
   void Made(int64_t sequence, const absl::StatusOr<std::string>& inflight);
   void Opened(int64_t sequence, const std::string& inflight, const absl::StatusOr<SharedSave>& answer);
-  void Act(Ahead& ahead);
-  void Decide(Ahead& ahead);
+  void Act(Prepared& prepared);
+  void Decide(Prepared& prepared);
   std::optional<CompareAndSwap::Found> GuessOf(const SharedSave& save,
                                                const ledger::v1::SaveProposal& proposal) const;
   SaveAdmission::Answer<SharedSave> Decided(int64_t sequence);
@@ -92,15 +92,15 @@ class SavesAhead {
 
   const Tools tools_;
   const LedgerKeys keys_;
-  const CompareAndSwap::Held office_;
+  const CompareAndSwap::Held leadership_;
   const Hooks hooks_;
-  std::map<int64_t, Ahead> ahead_;  // By sequence: those that are OPEN, for all that is known.
-  int64_t last_ = 0;                // The last sequence, for all that is known.
-  int64_t saving_ = 0;              // The last attempt that has a save.
-  int64_t making_ = 0;              // The sequence of the one that is being made; 0: none is.
+  std::map<int64_t, Prepared> prepared_;  // By sequence: those that are OPEN, for all that is known.
+  int64_t last_ = 0;                      // The last sequence, for all that is known.
+  int64_t saving_ = 0;                    // The last attempt that has a save.
+  int64_t making_ = 0;                    // The sequence of the one that is being made; 0: none is.
   Backoff backoff_;
   CallbackScope callbacks_;
 };
 
 }  // namespace ckptd
-#endif  // CKPTD_DAEMON_CLUSTER_SAVES_AHEAD_H_
+#endif  // CKPTD_DAEMON_CLUSTER_PREPARED_SAVES_H_
