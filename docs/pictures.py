@@ -50,7 +50,7 @@ SAVE = [
             "The ledger gives the sequence. The engine reserves memory and disk space for all ranks at "
             "once, or lets the save wait, or refuses it."
         ),
-        ("daemon/engine/admission_queue.cc", "storage/ledger/local_ledger.cc", "daemon/memory/segment_claims.cc"),
+        ("daemon/engine/admission/admission_queue.cc", "storage/ledger/local_ledger.cc", "daemon/memory/segment_claims.cc"),
     ),
     Step(
         ENGINE,
@@ -67,7 +67,7 @@ SAVE = [
         TRAINER,
         "segments, placements",
         "Begin is answered: which segments the part has, and where in them each file goes.",
-        ("daemon/engine/part_grants.cc",),
+        ("daemon/engine/admission/part_grants.cc",),
     ),
     Step(
         TRAINER,
@@ -94,14 +94,14 @@ SAVE = [
             "The part belongs to the daemon: STAGED. The seal journal has the save before the last rank "
             "gets SEALED. Training continues."
         ),
-        ("daemon/engine/save_tracker.cc", "daemon/succession/seal_journal.cc"),
+        ("daemon/engine/save/save_tracker.cc", "daemon/succession/seal_journal.cc"),
     ),
     Step(
         ENGINE,
         IO,
         "write the part",
         "When all ranks have sealed, and no copy competes with the writes, or one second after the first rank has, the engine hands the sealed parts to their file system's threads.",
-        ("daemon/engine/publisher.cc", "daemon/root_io/file_system_workers.cc"),
+        ("daemon/engine/save/publisher.cc", "daemon/root_io/file_system_workers.cc"),
     ),
     Step(
         IO,
@@ -136,7 +136,7 @@ SAVE = [
             "When all parts are durable, and no older save of the tag is under way, the engine asks for the "
             "publish."
         ),
-        ("daemon/engine/publisher.cc",),
+        ("daemon/engine/save/publisher.cc",),
     ),
     Step(
         META,
@@ -156,14 +156,14 @@ SAVE = [
             "Every Wait for this save is answered. The segments stay as a resident copy until a save "
             "needs them."
         ),
-        ("daemon/engine/save_tracker.cc", "daemon/engine/resident_cache.cc"),
+        ("daemon/engine/save/save_tracker.cc", "daemon/engine/reading/resident_cache.cc"),
     ),
     Step(
         ENGINE,
         META,
         "evict old checkpoints",
         "Commit step 7: retention renames each victim to trash; a thread with idle priority deletes it.",
-        ("daemon/engine/retention.cc", "storage/commit/trash.cc"),
+        ("daemon/engine/retention/retention.cc", "storage/commit/trash.cc"),
     ),
 ]
 
@@ -176,8 +176,8 @@ RESTORE = [
         (
             "client/python/ckptd/run.py",
             "client/cpp/run.cc",
-            "daemon/engine/run_joiner.cc",
-            "daemon/engine/resume_barrier.cc",
+            "daemon/engine/resume/run_joiner.cc",
+            "daemon/engine/resume/resume_barrier.cc",
         ),
     ),
     Step(
@@ -188,7 +188,7 @@ RESTORE = [
             "When the sealed saves of older attempts are published, the ledger decides for the attempt and "
             "writes the decision into the run record. Every rank gets the same answer."
         ),
-        ("daemon/engine/resume_barrier.cc", "storage/ledger/local_ledger.cc", "storage/commit/records.cc"),
+        ("daemon/engine/resume/resume_barrier.cc", "storage/ledger/local_ledger.cc", "storage/commit/records.cc"),
     ),
     Step(
         META,
@@ -209,7 +209,7 @@ RESTORE = [
         TRAINER,
         "checkpoint, lease",
         "The lease keeps retention and re-saves away from the checkpoint until the rank has read it.",
-        ("daemon/engine/lease_table.cc",),
+        ("daemon/engine/reading/lease_table.cc",),
     ),
     Step(
         TRAINER,
@@ -219,7 +219,7 @@ RESTORE = [
             "The engine looks for a resident copy. The checksum threads compare it with the checksums of "
             "the commit before a reader gets it."
         ),
-        ("daemon/engine/resident_cache.cc", "storage/io/check_images.cc", "daemon/engine/prefetcher.cc"),
+        ("daemon/engine/reading/resident_cache.cc", "storage/io/check_images.cc", "daemon/engine/reading/prefetcher.cc"),
     ),
     Step(
         TRAINER,
@@ -248,7 +248,7 @@ RESTORE = [
         ENGINE,
         "FinishResume",
         "The rank reports that it has read its part, that it has found damage, or that it failed.",
-        ("client/python/ckptd/_reading/read_reports.py", "daemon/engine/resume_barrier.cc"),
+        ("client/python/ckptd/_reading/read_reports.py", "daemon/engine/resume/resume_barrier.cc"),
     ),
     Step(
         ENGINE,
@@ -258,14 +258,14 @@ RESTORE = [
             "The agreement barrier: when every rank has finished, the ledger records that. On damage "
             "the mark in .ckptd/damaged is durable first, and all ranks go back to step 1."
         ),
-        ("daemon/engine/resume_barrier.cc", "storage/ledger/local_ledger.cc", "storage/commit/records.cc"),
+        ("daemon/engine/resume/resume_barrier.cc", "storage/ledger/local_ledger.cc", "storage/commit/records.cc"),
     ),
     Step(
         ENGINE,
         TRAINER,
         "OK, on all ranks",
         "Every rank continues training. The lease is released.",
-        ("daemon/engine/resume_barrier.cc", "daemon/engine/lease_table.cc"),
+        ("daemon/engine/resume/resume_barrier.cc", "daemon/engine/reading/lease_table.cc"),
     ),
 ]
 
@@ -288,7 +288,19 @@ LAYERS: List[Tuple[str, List[Tuple[str, str]]]] = [
             ("metrics", "/metrics"),
         ],
     ),
-    ("daemon/", [("engine", "all state of runs and saves, on one thread"), ("ledger", "what several daemons decide")]),
+    ("daemon/", [("engine", "the façade over the folders below, on one thread"), ("ledger", "what several daemons decide")]),
+    ("daemon/engine/", [("save", "a save from Begin to its end"), ("resume", "joining a run, and resuming")]),
+    (
+        "daemon/engine/",
+        [
+            ("admission", "room for a save"),
+            ("retention", "what stays"),
+            ("roots", "opening and scanning"),
+            ("reading", "leases, copies, damage"),
+        ],
+    ),
+    ("daemon/engine/", [("run", "the state of runs and saves")]),
+    ("daemon/engine/", [("seams", "what the engine asks of the outside world")]),
     ("daemon/", [("succession", "from one daemon to the next")]),
     ("daemon/", [("memory", "the pool"), ("base", "loops, workers"), ("config", "the configuration"), ("etcd", "its client")]),
     ("storage/", [("commit", "publish, recover, scan")]),
@@ -360,7 +372,7 @@ def badge(x: float, y: float, number: int) -> str:
 
 
 def layers() -> str:
-    left, width, row = 110, 990, 54
+    left, width, row = 130, 990, 54
     parts = []
     for number, (folder, boxes) in enumerate(LAYERS):
         y = 10 + row * number

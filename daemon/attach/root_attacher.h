@@ -18,7 +18,7 @@
 #include "ckptd/storage/v1/storage.pb.h"
 #include "daemon/attach/state_directory.h"
 #include "daemon/engine/engine.h"
-#include "daemon/engine/root_io.h"
+#include "daemon/engine/seams/root_io.h"
 #include "storage/base/mutex.h"
 #include "storage/base/unique_fd.h"
 #include "storage/fs/posix_file_system.h"

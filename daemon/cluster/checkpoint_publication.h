@@ -12,7 +12,7 @@
 
 #include "absl/status/status.h"
 #include "ckptd/ledger/v1/ledger.pb.h"
-#include "daemon/engine/shared_root_io.h"
+#include "daemon/engine/seams/shared_root_io.h"
 #include "daemon/etcd/backoff.h"
 #include "daemon/ledger/change_save.h"
 #include "daemon/ledger/checkpoint_readers.h"

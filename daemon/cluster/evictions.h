@@ -13,7 +13,7 @@
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "daemon/engine/shared_root_io.h"
+#include "daemon/engine/seams/shared_root_io.h"
 #include "daemon/etcd/backoff.h"
 #include "daemon/etcd/etcd.h"
 #include "daemon/ledger/checkpoint_readers.h"

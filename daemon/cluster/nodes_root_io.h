@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
-#include "daemon/engine/root_io.h"
-#include "daemon/engine/shared_files_io.h"
+#include "daemon/engine/seams/root_io.h"
+#include "daemon/engine/seams/shared_files_io.h"
 #include "storage/base/callback_scope.h"
 #include "storage/base/clock.h"
 

@@ -23,7 +23,7 @@
 #include "absl/status/statusor.h"
 #include "ckptd/ledger/v1/ledger.pb.h"
 #include "daemon/cluster/save_watch.h"
-#include "daemon/engine/shared_root_io.h"
+#include "daemon/engine/seams/shared_root_io.h"
 #include "daemon/etcd/backoff.h"
 #include "daemon/etcd/etcd_mirror.h"
 #include "daemon/ledger/change_save.h"

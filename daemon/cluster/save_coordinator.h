@@ -20,7 +20,7 @@
 #include "daemon/cluster/prepared_saves.h"
 #include "daemon/cluster/save_watch.h"
 #include "daemon/cluster/unknown_outcomes.h"
-#include "daemon/engine/shared_root_io.h"
+#include "daemon/engine/seams/shared_root_io.h"
 #include "daemon/etcd/backoff.h"
 #include "daemon/etcd/etcd.h"
 #include "daemon/etcd/etcd_mirror.h"

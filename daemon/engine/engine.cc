@@ -7,7 +7,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "daemon/engine/engine_impl.h"
-#include "daemon/engine/validate.h"
+#include "daemon/engine/seams/validate.h"
 #include "storage/base/errors.h"
 #include "storage/base/reasons.h"
 #include "storage/format/retention_record.h"

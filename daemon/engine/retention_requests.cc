@@ -8,9 +8,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "daemon/engine/engine_impl.h"
-#include "daemon/engine/retention_policy.h"
-#include "daemon/engine/validate.h"
-#include "daemon/engine/wire.h"
+#include "daemon/engine/retention/retention_policy.h"
+#include "daemon/engine/run/wire.h"
+#include "daemon/engine/seams/validate.h"
 
 namespace ckptd {
 namespace {

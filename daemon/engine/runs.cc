@@ -4,7 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "daemon/engine/engine_impl.h"
-#include "daemon/engine/retention_policy.h"
+#include "daemon/engine/retention/retention_policy.h"
 #include "storage/base/errors.h"
 #include "storage/base/reasons.h"
 #include "storage/ledger/local_ledger.h"

@@ -8,7 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "daemon/engine/engine_impl.h"
-#include "daemon/engine/validate.h"
+#include "daemon/engine/seams/validate.h"
 #include "storage/base/errors.h"
 #include "storage/base/reasons.h"
 #include "storage/base/status_macros.h"

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "daemon/engine/limits.h"
+#include "daemon/engine/seams/limits.h"
 
 namespace ckptd {
 

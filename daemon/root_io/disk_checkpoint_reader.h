@@ -15,7 +15,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "ckptd/storage/v1/storage.pb.h"
-#include "daemon/engine/root_io.h"
+#include "daemon/engine/seams/root_io.h"
 #include "storage/base/mutex.h"
 #include "storage/format/manifest.h"
 #include "storage/fs/file_system.h"

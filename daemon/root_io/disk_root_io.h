@@ -14,7 +14,7 @@
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "daemon/engine/root_io.h"
+#include "daemon/engine/seams/root_io.h"
 #include "daemon/root_io/disk_checkpoint_reader.h"
 #include "daemon/root_io/file_system_workers.h"
 #include "daemon/root_io/opened_root.h"

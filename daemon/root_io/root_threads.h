@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "absl/functional/any_invocable.h"
-#include "daemon/engine/root_io.h"
+#include "daemon/engine/seams/root_io.h"
 #include "daemon/root_io/file_system_workers.h"
 #include "storage/base/clock.h"
 #include "storage/base/mutex.h"

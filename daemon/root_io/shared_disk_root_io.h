@@ -4,7 +4,7 @@
 
 #include <memory>
 
-#include "daemon/engine/shared_files_io.h"
+#include "daemon/engine/seams/shared_files_io.h"
 #include "daemon/root_io/opened_root.h"
 #include "daemon/root_io/root_threads.h"
 #include "daemon/root_io/shared_root_identity.h"

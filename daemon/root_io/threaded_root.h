@@ -6,7 +6,7 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
-#include "daemon/engine/root_io.h"
+#include "daemon/engine/seams/root_io.h"
 #include "daemon/root_io/file_system_workers.h"
 #include "daemon/root_io/opened_root.h"
 #include "daemon/root_io/root_threads.h"

@@ -13,8 +13,8 @@
 
 #include "absl/functional/any_invocable.h"
 #include "absl/status/statusor.h"
-#include "daemon/engine/root_io.h"
-#include "daemon/engine/shared_files_io.h"
+#include "daemon/engine/seams/root_io.h"
+#include "daemon/engine/seams/shared_files_io.h"
 #include "daemon/root_io/file_system_workers.h"
 #include "daemon/root_io/opened_root.h"
 #include "daemon/root_io/root_threads.h"

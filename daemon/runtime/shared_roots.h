@@ -13,7 +13,7 @@
 #include "ckptd/v1/messages.pb.h"
 #include "daemon/config/shared_folders.h"
 #include "daemon/engine/engine.h"
-#include "daemon/engine/shared_files_io.h"
+#include "daemon/engine/seams/shared_files_io.h"
 #include "daemon/etcd/etcd.h"
 #include "daemon/ledger/node_identity.h"
 #include "daemon/ledger/user_use.h"

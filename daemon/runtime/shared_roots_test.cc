@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "ckptd/v1/messages.pb.h"
-#include "daemon/engine/shared_run.h"
+#include "daemon/engine/seams/shared_run.h"
 #include "storage/base/errors.h"
 #include "tests/testing/any_etcd.h"
 #include "tests/testing/fake_shared_files.h"

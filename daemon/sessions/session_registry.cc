@@ -10,7 +10,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "daemon/engine/limits.h"
+#include "daemon/engine/seams/limits.h"
 #include "storage/base/errors.h"
 #include "storage/base/status_macros.h"
 

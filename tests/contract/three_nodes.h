@@ -14,7 +14,7 @@
 
 #include "daemon/cluster/save_coordinator.h"
 #include "daemon/cluster/shared_saves.h"
-#include "daemon/engine/shared_root_io.h"
+#include "daemon/engine/seams/shared_root_io.h"
 #include "daemon/ledger/etcd_ledger.h"
 #include "daemon/ledger/run_coordinator.h"
 #include "gtest/gtest.h"

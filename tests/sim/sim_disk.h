@@ -18,7 +18,7 @@
 #include <utility>
 #include <vector>
 
-#include "daemon/engine/root_io.h"
+#include "daemon/engine/seams/root_io.h"
 #include "tests/sim/marks.h"
 #include "tests/sim/oracle.h"
 #include "tests/sim/random.h"

@@ -14,7 +14,7 @@
 
 #include "ckptd/storage/v1/storage.pb.h"
 #include "ckptd/v1/types.pb.h"
-#include "daemon/engine/save_id.h"
+#include "daemon/engine/seams/save_id.h"
 #include "tests/sim/marks.h"
 
 namespace ckptd::sim_nodes {

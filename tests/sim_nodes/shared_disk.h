@@ -22,7 +22,7 @@
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "daemon/engine/shared_files_io.h"
+#include "daemon/engine/seams/shared_files_io.h"
 #include "tests/sim/marks.h"
 #include "tests/sim/random.h"
 #include "tests/sim/schedule.h"

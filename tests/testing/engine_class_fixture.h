@@ -13,11 +13,11 @@
 #include <utility>
 #include <vector>
 
-#include "daemon/engine/engine_types.h"
-#include "daemon/engine/local_authority.h"
-#include "daemon/engine/run.h"
-#include "daemon/engine/save.h"
-#include "daemon/engine/save_table.h"
+#include "daemon/engine/run/local_authority.h"
+#include "daemon/engine/run/run.h"
+#include "daemon/engine/run/save.h"
+#include "daemon/engine/run/save_table.h"
+#include "daemon/engine/seams/engine_types.h"
 #include "daemon/memory/segment_pool.h"
 #include "storage/base/clock.h"
 #include "storage/ledger/local_ledger.h"

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "daemon/engine/root_io.h"
+#include "daemon/engine/seams/root_io.h"
 
 namespace ckptd {
 

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "daemon/engine/shared_files_io.h"
+#include "daemon/engine/seams/shared_files_io.h"
 #include "storage/base/errors.h"
 #include "storage/base/reasons.h"
 #include "tests/testing/fake_shared_root.h"

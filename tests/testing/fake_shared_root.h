@@ -17,7 +17,7 @@
 
 #include "absl/functional/any_invocable.h"
 #include "absl/strings/str_cat.h"
-#include "daemon/engine/shared_root_io.h"
+#include "daemon/engine/seams/shared_root_io.h"
 #include "gtest/gtest.h"
 #include "storage/base/errors.h"
 #include "storage/base/reasons.h"

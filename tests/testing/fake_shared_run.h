@@ -15,8 +15,8 @@
 
 #include "absl/functional/any_invocable.h"
 #include "absl/strings/str_cat.h"
-#include "daemon/engine/root_io.h"
-#include "daemon/engine/shared_run.h"
+#include "daemon/engine/seams/root_io.h"
+#include "daemon/engine/seams/shared_run.h"
 #include "storage/base/errors.h"
 #include "storage/base/reasons.h"
 #include "storage/ledger/local_ledger.h"

@@ -1,0 +1,40 @@
+// FilePlacer gives the files of a save their places in the parts, and enforces the limits on their number.
+//
+// A file name belongs to one rank, and so does every directory that it implies. Files begin on whole pages.
+#ifndef CKPTD_DAEMON_ENGINE_ADMISSION_FILE_PLACER_H_
+#define CKPTD_DAEMON_ENGINE_ADMISSION_FILE_PLACER_H_
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <map>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "ckptd/v1/messages.pb.h"
+#include "daemon/engine/run/save.h"
+#include "daemon/engine/seams/limits.h"
+
+namespace ckptd {
+
+class FilePlacer {
+ public:
+  FilePlacer(const EngineLimits& limits, int32_t chunk_bytes) : limits_(limits), chunk_bytes_(chunk_bytes) {}
+
+  // Places the files at the end of the part. A file that was placed before, with the same size, keeps its
+  // place: the call is a retry. SAVE_CONFLICT, FILE_CONFLICT or LIMIT_EXCEEDED fails the save.
+  absl::Status Place(Save* save, Part& part, const std::vector<v1::FileSpec>& files);
+  // The save has ended: its files do not count for its user any more.
+  void Forget(const Save& save);
+
+ private:
+  absl::Status PlaceOne(Save* save, Part& part, const v1::FileSpec& file);
+  absl::Status Count(Save* save, const Part& part, const v1::FileSpec& file);
+
+  const EngineLimits limits_;
+  const int32_t chunk_bytes_;
+  std::map<uid_t, int64_t> files_in_flight_;  // Files in saves that have not ended.
+};
+
+}  // namespace ckptd
+#endif  // CKPTD_DAEMON_ENGINE_ADMISSION_FILE_PLACER_H_

@@ -1,0 +1,409 @@
+#include "daemon/engine/retention/retention.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "storage/base/errors.h"
+#include "storage/base/reasons.h"
+
+namespace ckptd {
+namespace {
+
+// Whether the attempt has saved this checkpoint. One that was moved in from another run may have the same
+// attempt number: in a root of one node, the run's history tells the two apart. In a root of several nodes
+// each node records its own saves only, so the number decides.
+bool HasSaved(const Run& run, int64_t attempt, const storage::v1::ManifestSummary& summary) {
+  if (summary.attempt() != attempt) return false;
+  if (run.shared != nullptr) return true;
+  const auto& outcomes = run.ledger->record().outcomes();
+  return std::any_of(outcomes.begin(), outcomes.end(), [&](const storage::v1::Outcome& outcome) {
+    return outcome.attempt() == attempt && outcome.sequence() == summary.sequence() &&
+           outcome.level() == v1::COMMITTED;
+  });
+}
+
+// The checkpoint that the attempt resumes from; 0: none. It is kept until every rank has read its part,
+// because recovery may publish a newer one meanwhile. For clients that do not report that, it is kept until
+// the attempt has committed a newer checkpoint. The decision itself may name a checkpoint of the attempt:
+// ranks that began from nothing, because every checkpoint was damaged, may save before the others resume.
+int64_t ResumedSequence(const Run& run, int64_t attempt, const std::optional<Ledger::ResumeChoice>& decided) {
+  if (!decided || decided->agreed) return 0;
+  const auto& committed = run.catalog.committed();
+  const bool has_newer =
+      std::any_of(committed.upper_bound(decided->sequence), committed.end(),
+                  [&](const auto& entry) { return HasSaved(run, attempt, entry.second.summary); });
+  return has_newer ? 0 : decided->sequence;
+}
+
+int64_t NewestSequence(const Catalog& catalog) {
+  return catalog.committed().empty() ? 0 : catalog.committed().rbegin()->first;
+}
+
+int64_t RetainedThrough(const Run& run) {
+  return run.ledger == nullptr ? 0 : run.ledger->record().retained_through();
+}
+
+// One node of a shared run removes for all. A node that does not know yet which attempt acts does not know
+// either what that one resumes from: a checkpoint has been committed, so one does.
+bool MayRemoveForAll(const Run& run) { return run.shared->coordinates() && run.active_attempt != 0; }
+
+// In a root of one node the publisher tells the ledger which attempts have committed. A checkpoint of a
+// shared run may be of any node's ranks, so the coordinator tells it the attempts of all checkpoints after
+// `told`: several launches may have saved since the ledger was asked last, by this coordinator or by an
+// earlier one. The ledger updates record().retained_through() before its next answer. Returns the newest
+// sequence; 0: there is none.
+int64_t NoteCommitted(Run* run, int64_t told) {
+  const auto& committed = run->catalog.committed();
+  if (run->shared == nullptr || committed.empty()) return 0;
+  // The newest one is told each time, so that the ledger asks etcd each time.
+  const int64_t newest = committed.rbegin()->first;
+  for (auto each = committed.upper_bound(std::min(told, newest - 1)); each != committed.end(); ++each)
+    run->ledger->Committed(each->second.summary.attempt());
+  return newest;
+}
+
+// The checkpoints that nothing keeps, oldest first.
+std::vector<int64_t> Without(const Run& run, const Retention::Keepers& keepers) {
+  std::vector<int64_t> victims;
+  for (const auto& [sequence, checkpoint] : run.catalog.committed()) {
+    if (!keepers.contains(sequence)) victims.push_back(sequence);
+  }
+  return victims;
+}
+
+}  // namespace
+
+Retention::Retention(Clock* clock, EngineObserver* observer, const OutcomeHistory* history,
+                     TrashCollector* trash, Hooks hooks)
+    : clock_(clock), observer_(observer), history_(history), trash_(trash), hooks_(std::move(hooks)) {}
+
+void Retention::SetPolicies(const Run* run, std::vector<RetentionPolicy> policies) {
+  states_.Of(run).policies = std::move(policies);
+}
+
+void Retention::SetPolicyOf(Run* run, int64_t sequence, const std::optional<RetentionPolicy>& of_save) {
+  State& state = states_.Of(run);
+  if (sequence <= state.policy_sequence) return;
+  state.policy_sequence = sequence;
+  state.policies = {PolicyAfterCommit(run->ledger->record(), of_save)};
+  run->ledger->SetRetention(state.policies.front(), {});
+  Apply(run);
+}
+
+// What keeps a checkpoint whatever the policy says. Pins on disk are in the catalog.
+void Retention::AddUses(const Run& run, int64_t resumed, Keepers* keepers) const {
+  const State& state = states_.Of(&run);
+  const auto add = [keepers](const auto& sequences, const char* why) {
+    for (int64_t sequence : sequences) (*keepers)[sequence].push_back(why);
+  };
+  for (const auto& [sequence, checkpoint] : run.catalog.committed()) {
+    if (checkpoint.pinned) (*keepers)[sequence].push_back("pinned");
+  }
+  add(std::set<int64_t>(state.pinning.begin(), state.pinning.end()), "being pinned");
+  add(std::set<int64_t>(state.deciding.begin(), state.deciding.end()), "resumed from");
+  add(run.catalog.withdrawn(), "removed by another node, when a newer one is there");
+  const std::vector<int64_t> leased = hooks_.leased_sequences(run);
+  add(std::set<int64_t>(leased.begin(), leased.end()), "being read");
+  if (resumed != 0 && !state.deciding.contains(resumed)) add(std::set<int64_t>{resumed}, "resumed from");
+}
+
+RetentionPolicy Retention::NextPolicy(const Run& run) const {
+  if (run.ledger != nullptr && run.ledger->record().has_retention_override())
+    return run.ledger->record().retention_override();
+  const std::vector<RetentionPolicy>& in_force = states_.Of(&run).policies;
+  return in_force.empty() ? RetentionPolicy() : in_force.front();
+}
+
+std::optional<int> Retention::KeptLast(const Run& run) const {
+  const std::vector<RetentionPolicy>& policies = states_.Of(&run).policies;
+  if (policies.empty() || std::any_of(policies.begin(), policies.end(), KeepsAll)) return std::nullopt;
+  int last = 0;
+  for (const RetentionPolicy& policy : policies) last = std::max(last, LastOf(policy));
+  return last;
+}
+
+std::vector<int64_t> Retention::PredictedVictims(const Run& run) const {
+  const RetentionPolicy policy = NextPolicy(run);
+  if (KeepsAll(policy)) return {};
+  Keepers keepers =
+      KeptByPolicy(policy, run.catalog, clock_->UnixMicros(), /*committing=*/true, RetainedThrough(run));
+  AddUses(run, /*resumed=*/0, &keepers);
+  // The next save most likely names the same pointers as the newest one, which is then free to go.
+  std::set<int64_t> pointed = states_.Of(&run).pointed;
+  if (const auto& committed = run.catalog.committed(); !committed.empty())
+    pointed.erase(committed.rbegin()->first);
+  for (int64_t sequence : pointed) keepers[sequence];
+  return Without(run, keepers);
+}
+
+void Retention::AskResumed(Run* run, absl::AnyInvocable<void(absl::StatusOr<int64_t>)> answer) {
+  ++states_.Of(run).asking;
+  const int64_t attempt = run->active_attempt;
+  const int64_t newest = NoteCommitted(run, states_.Of(run).retained_as_of);
+  run->ledger->DecidedResume(
+      attempt, [this, run, attempt, newest, retained = RetainedThrough(*run), answer = std::move(answer)](
+                   absl::StatusOr<std::optional<Ledger::ResumeChoice>> decided) mutable {
+        --states_.Of(run).asking;
+        if (!decided.ok()) return answer(decided.status());
+        states_.Of(run).retained_as_of = newest;
+        if (const int64_t now = RetainedThrough(*run); now > retained)
+          observer_->OnWarning(SetAsideWarning(run->path, now));
+        answer(ResumedSequence(*run, attempt, *decided));
+      });
+}
+
+std::set<int64_t> Retention::Leaving(const Run& run) const {
+  std::set<int64_t> leaving = run.catalog.evicting();
+  // These may have stayed on disk: the scan decides.
+  for (int64_t sequence : run.catalog.perhaps_evicted()) leaving.erase(sequence);
+  const bool will_apply = !history_->IsOnDisk(run) || states_.Of(&run).asking > 0;
+  if (!will_apply) return leaving;
+  int64_t resumed = 0;
+  for (const storage::v1::Launch& launch : run.ledger->record().launches()) {
+    if (launch.attempt() == run.active_attempt && launch.resume_decided()) resumed = launch.resume_sequence();
+  }
+  for (int64_t sequence : Victims(run, resumed)) leaving.insert(sequence);
+  return leaving;
+}
+
+void Retention::OnScanned(Run* run) {
+  if (std::exchange(states_.Of(run).apply_after_scan, false)) Apply(run);
+}
+
+void Retention::Apply(Run* run) {
+  if (!history_->IsOnDisk(*run)) return;
+  ContinueDeletions(run);
+  if (run->shared != nullptr && !MayRemoveForAll(*run)) return;
+  AskResumed(run, [this, run](absl::StatusOr<int64_t> resumed) {
+    if (resumed.ok()) EvictVictims(run, *resumed);  // Otherwise nothing is evicted now.
+  });
+}
+
+void Retention::EvictVictims(Run* run, int64_t resumed) {
+  if (run->shared != nullptr && !MayRemoveForAll(*run)) return;
+  // The ledger was asked before this one was there, whose launch may not have resumed from the others.
+  if (run->shared != nullptr && NewestSequence(run->catalog) > states_.Of(run).retained_as_of)
+    return Apply(run);
+  for (int64_t sequence : Victims(*run, resumed)) {
+    if (run->catalog.BeginEviction(sequence)) Evict(run, sequence, [](const absl::Status&) {});
+  }
+  if (!HasEvictions(*run)) trash_->Empty(run);  // A re-save leaves its predecessor in the trash.
+}
+
+std::vector<int64_t> Retention::Victims(const Run& run, int64_t resumed) const {
+  if (!KeptLast(run)) return {};
+  const State& state = states_.Of(&run);
+  if (!state.pointers_known) return {};
+  // The policy and what the ledger leaves alone are those of the newest checkpoint. A node hears of a policy
+  // before it reads the checkpoint: until then it would ask the ledger about an older launch.
+  if (run.shared != nullptr && NewestSequence(run.catalog) != state.policy_sequence) return {};
+  if (run.shared != nullptr && NewestSequence(run.catalog) > state.retained_as_of) return {};
+  Keepers keepers;
+  for (const RetentionPolicy& policy : state.policies)
+    keepers.merge(
+        KeptByPolicy(policy, run.catalog, clock_->UnixMicros(), /*committing=*/false, RetainedThrough(run)));
+  AddUses(run, resumed, &keepers);
+  for (int64_t sequence : state.pointed) keepers[sequence];
+  return Without(run, keepers);
+}
+
+void Retention::Explain(Run* run, const RetentionPolicy& policy, Reply<Keepers> reply) {
+  AskResumed(run, [this, run, policy, reply = std::move(reply)](absl::StatusOr<int64_t> resumed) mutable {
+    if (!resumed.ok()) return reply(resumed.status());
+    Keepers keepers =
+        KeptByPolicy(policy, run->catalog, clock_->UnixMicros(), /*committing=*/false, RetainedThrough(*run));
+    AddUses(*run, *resumed, &keepers);
+    for (int64_t sequence : states_.Of(run).pointed) keepers[sequence].push_back("named by a pointer");
+    for (const auto& [sequence, checkpoint] : run->catalog.committed()) keepers[sequence];
+    reply(std::move(keepers));
+  });
+}
+
+void Retention::SetOverride(Run* run, const std::optional<RetentionPolicy>& policy, Reply<bool> reply) {
+  const storage::v1::RunRecord& record = run->ledger->record();
+  std::optional<RetentionPolicy> before;
+  if (record.has_retention_override()) before = record.retention_override();
+  run->ledger->SetRetentionOverride(policy);
+  ++states_.Of(run).asking;
+  run->ledger->WriteHistory(
+      [this, run, before, reply = std::move(reply)](const absl::Status& written) mutable {
+        --states_.Of(run).asking;
+        if (written.ok()) return reply(true);
+        run->ledger->SetRetentionOverride(before);
+        reply(Annotate(written, "recording the retention policy"));
+      });
+}
+
+// ---- deleting on request
+
+absl::Status Retention::CheckDeletable(const Run& run, int64_t sequence, bool force, int64_t resumed) const {
+  const CommittedCheckpoint* checkpoint = run.catalog.Find(sequence);
+  if (checkpoint == nullptr || run.catalog.IsLeaving(sequence)) {
+    return MakeError(absl::StatusCode::kNotFound, reason::kNoCheckpoint,
+                     absl::StrCat("the checkpoint has left ", run.path, " in the meantime"));
+  }
+  const std::string& tag = checkpoint->summary.tag();
+  const auto kept = [&tag](const std::string& why) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, reason::kCheckpointKept,
+                     absl::StrCat(tag, " is not deleted: ", why), {{"tag", tag}});
+  };
+  if (!history_->IsOnDisk(run)) return kept("the run's history could not be written; try again");
+  const State& state = states_.Of(&run);
+  const std::vector<int64_t> leased = hooks_.leased_sequences(run);
+  if (std::find(leased.begin(), leased.end(), sequence) != leased.end()) {
+    return MakeError(
+        absl::StatusCode::kFailedPrecondition, reason::kBeingRead,
+        absl::StrCat(tag, " is not deleted: it is being read; try again when the reader has ended"),
+        {{"tag", tag}});
+  }
+  if (sequence == resumed || state.deciding.contains(sequence))
+    return kept("the job resumes from it; try again when all ranks have read their parts");
+  if (const CommittedCheckpoint* newest = run.catalog.Newest();
+      newest != nullptr && newest->summary.sequence() == sequence)
+    return kept(
+        "it is the newest checkpoint that is neither damaged nor suspect, from which the job would resume");
+  if (!force && IsPinned(run, sequence)) return kept("it is pinned; unpin it first, or force the deletion");
+  // A node that does not coordinate says NOT_COORDINATOR later.
+  if (!force && !state.pointers_known && run.shared->coordinates())
+    return kept("this node has just become the coordinator, and reads the pointer files; try again");
+  if (!force && state.pointed.contains(sequence))
+    return kept(
+        "a pointer file in the root names it; delete it once a newer checkpoint names that file, or force "
+        "the "
+        "deletion");
+  return absl::OkStatus();
+}
+
+void Retention::ContinueDeletions(Run* run) {
+  for (Deletion& waiting : std::exchange(states_.Of(run).deletions, {}))
+    Delete(run, waiting.sequence, waiting.force, std::move(waiting.reply));
+}
+
+void Retention::Delete(Run* run, int64_t sequence, bool force, Reply<int64_t> reply) {
+  if (history_->IsWriting(*run))
+    return states_.Of(run).deletions.push_back({sequence, force, std::move(reply)});
+  AskResumed(run,
+             [this, run, sequence, force, reply = std::move(reply)](absl::StatusOr<int64_t> resumed) mutable {
+               if (!resumed.ok()) return reply(resumed.status());
+               if (absl::Status kept = CheckDeletable(*run, sequence, force, *resumed); !kept.ok())
+                 return reply(kept);
+               run->catalog.BeginEviction(sequence);
+               if (states_.Of(run).pointed.contains(sequence))
+                 return ReleaseAndEvict(run, sequence, std::move(reply));
+               UnpinAndEvict(run, sequence, std::move(reply));
+             });
+}
+
+void Retention::ReleaseAndEvict(Run* run, int64_t sequence, Reply<int64_t> reply) {
+  run->io->ReleasePointers(
+      run->catalog.Find(sequence)->summary.tag(), sequence,
+      [this, run, sequence, reply = std::move(reply)](absl::StatusOr<PointerFiles> released) mutable {
+        if (released.ok()) {
+          SetPointers(run, *std::move(released));
+          return UnpinAndEvict(run, sequence, std::move(reply));
+        }
+        run->catalog.EndEviction(sequence);
+        reply(released.status());
+        hooks_.settled();
+      });
+}
+
+void Retention::UnpinAndEvict(Run* run, int64_t sequence, Reply<int64_t> reply) {
+  if (!IsPinned(*run, sequence)) return EvictAndAnswer(run, sequence, std::move(reply));
+  const std::string tag = run->catalog.Find(sequence)->summary.tag();
+  run->io->SetPinned(tag, sequence, false,
+                     [this, run, sequence, reply = std::move(reply)](const absl::Status& unpinned) mutable {
+                       if (unpinned.ok()) {
+                         run->catalog.SetPinned(sequence, false);
+                         return EvictAndAnswer(run, sequence, std::move(reply));
+                       }
+                       run->catalog.EndEviction(sequence);
+                       reply(unpinned);
+                       hooks_.settled();
+                     });
+}
+
+void Retention::EvictAndAnswer(Run* run, int64_t sequence, Reply<int64_t> reply) {
+  Evict(run, sequence, [sequence, reply = std::move(reply)](const absl::Status& evicted) mutable {
+    if (evicted.ok()) return reply(sequence);
+    reply(evicted);
+  });
+}
+
+// ---- evicting
+
+void Retention::Evict(Run* run, int64_t sequence, absl::AnyInvocable<void(const absl::Status&)> done) {
+  const std::string tag = run->catalog.Find(sequence)->summary.tag();
+  run->io->Evict(tag, sequence,
+                 [this, run, sequence, tag, done = std::move(done)](absl::Status evicted) mutable {
+                   OnEvicted(run, sequence, tag, evicted);
+                   done(evicted);
+                 });
+}
+
+void Retention::OnEvicted(Run* run, int64_t sequence, const std::string& tag, const absl::Status& evicted) {
+  if (evicted.ok()) {
+    run->catalog.EndEviction(sequence);
+    if (const CommittedCheckpoint* evicted_one = run->catalog.Find(sequence)) {
+      trash_->AddBytes(run, evicted_one->summary.size_bytes());
+      run->catalog.Remove(sequence);
+      hooks_.evicted(run);
+    }
+  } else {
+    run->catalog.EvictionIsUncertain(sequence);
+    observer_->OnWarning(absl::StrCat("retention could not remove ", run->path, "/", tag, ": ",
+                                      std::string(evicted.message()),
+                                      "; it is tried again after the next save"));
+    hooks_.needs_scan(run);
+  }
+  if (!HasEvictions(*run)) trash_->Empty(run);
+  hooks_.settled();
+}
+
+void Retention::OnLeadershipChanged(Run* run) {
+  states_.Of(run).pointers_known = false;
+  Apply(run);
+}
+
+void Retention::SetPointers(const Run* run, PointerFiles pointers) {
+  State& state = states_.Of(run);
+  state.pointers_known = pointers.known;
+  state.pointed = std::move(pointers.holders);
+  for (const std::string& warning : pointers.warnings)
+    observer_->OnWarning(absl::StrCat("in the root ", run->path, " ", warning));
+}
+
+void Retention::BeginPin(const Run* run, int64_t sequence) { states_.Of(run).pinning.insert(sequence); }
+
+void Retention::EndPin(const Run* run, int64_t sequence) {
+  std::multiset<int64_t>& pinning = states_.Of(run).pinning;
+  pinning.erase(pinning.find(sequence));
+}
+
+void Retention::BeginResumeDecision(const Run* run, int64_t sequence) {
+  states_.Of(run).deciding.insert(sequence);
+}
+
+void Retention::EndResumeDecision(const Run* run, int64_t sequence) {
+  std::multiset<int64_t>& deciding = states_.Of(run).deciding;
+  deciding.erase(deciding.find(sequence));
+}
+
+bool Retention::IsPinned(const Run& run, int64_t sequence) const {
+  const CommittedCheckpoint* checkpoint = run.catalog.Find(sequence);
+  return (checkpoint != nullptr && checkpoint->pinned) || states_.Of(&run).pinning.contains(sequence);
+}
+
+bool Retention::IsWorking(const Run& run) const {
+  return run.catalog.evicting().size() > run.catalog.perhaps_evicted().size();
+}
+
+bool Retention::IsIdle(const Run& run) const {
+  const State& state = states_.Of(&run);
+  return state.deciding.empty() && state.pinning.empty() && state.asking == 0 && state.deletions.empty() &&
+         !HasEvictions(run);
+}
+
+}  // namespace ckptd

@@ -1,0 +1,167 @@
+// The runs of the daemon: attaching, opening, finding and closing roots.
+#ifndef CKPTD_DAEMON_ENGINE_ROOTS_RUN_TABLE_H_
+#define CKPTD_DAEMON_ENGINE_ROOTS_RUN_TABLE_H_
+
+#include <sys/types.h>
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "ckptd/v1/types.pb.h"
+#include "daemon/engine/run/run.h"
+#include "daemon/engine/run/run_states.h"
+#include "daemon/engine/run/session_table.h"
+#include "daemon/engine/seams/engine_types.h"
+#include "daemon/engine/seams/root_io.h"
+#include "storage/base/clock.h"
+
+namespace ckptd {
+
+// Owns the Run objects, who has attached which root, and what remains of runs that were closed because nobody
+// used them. A root is opened once, with the rights of the user who attached it first; who attaches it
+// meanwhile waits. A run whose classes all say that it is idle is closed after a while, or when its user
+// wants another root and has too many, and is opened again when somebody asks for it.
+class RunTable {
+ public:
+  struct Options {
+    Duration lock_timeout = Duration::zero();    // For a root that another daemon has locked.
+    Duration attach_timeout = Duration::zero();  // For a root to open.
+    Duration idle_timeout = Duration::zero();    // Zero: idle runs are closed only to make room.
+    int roots_per_uid = 0;                       // Open at a time.
+    int file_systems_per_uid = 0;
+  };
+  struct Hooks {
+    // RootIo::Open is about to be called.
+    std::function<void(Run*)> opening;
+    // The root was opened: what it holds becomes the run's. May correct Run::uid.
+    std::function<void(Run*, RootSnapshot)> load;
+    // The run is open; the attaches that wait for it are accepted after this.
+    std::function<void(Run*)> opened;
+    // The attaches have been accepted.
+    std::function<void(Run*)> accepted;
+    // Whether nothing that other classes keep would be lost by closing the run.
+    std::function<bool(const Run&)> is_idle;
+    // What is shown of the run while it is closed.
+    std::function<v1::Run(const Run&)> describe;
+    // The Run object is about to go.
+    std::function<void(Run*)> closing;
+    // Whether a closed run has to be opened for work of the daemon's own.
+    std::function<bool(const std::string& name)> is_due;
+    // Opening a closed run has failed.
+    std::function<void(const std::string& name)> reopen_failed;
+  };
+
+  RunTable(Options options, Clock* clock, EngineObserver* observer, const SessionTable* sessions,
+           Hooks hooks);
+
+  // ---- finding
+
+  using Runs = std::map<std::string, std::unique_ptr<Run>>;
+  // By name; those that are being opened included.
+  const Runs& all() const { return runs_; }
+  // Null: there is no such run, or it is closed.
+  Run* Find(const std::string& name) const;
+  // An open run that the caller may see. UNKNOWN_RUN, WRONG_UID, FOREIGN_NAMESPACE. A closed run is opened,
+  // and UNKNOWN_RUN says to try again.
+  absl::StatusOr<Run*> Find(const Caller& caller, const std::string& name);
+  // The run of `runs/{run}/checkpoints/{tag}`, and the tag.
+  absl::StatusOr<Run*> FindByCheckpoint(const Caller& caller, const std::string& name, std::string* tag);
+  bool Sees(const Caller& caller, const Run& run) const;
+  // Descriptions of the closed runs that the caller may see.
+  std::vector<v1::Run> ClosedRuns(const Caller& caller) const;
+
+  // ---- attaching, opening, closing
+
+  // `session` 0: the daemon itself, which knows the root from before.
+  void Attach(SessionId session, RootAttachment attachment, Reply<std::string> reply);
+  // Calls `then` with the reply when the run is open, if it was closed for being idle; else at once.
+  template <typename T>
+  void WhenOpen(const Caller& caller, const std::string& name, Reply<T> reply,
+                absl::AnyInvocable<void(Reply<T>)> then) {
+    const auto closed = closed_.find(name);
+    if (closed == closed_.end() || (!caller.privileged && caller.uid != closed->second.uid))
+      return then(std::move(reply));
+    Reopen(name, [reply = std::move(reply), then = std::move(then)](absl::StatusOr<std::string> run) mutable {
+      if (!run.ok()) return reply(run.status());
+      then(std::move(reply));
+    });
+  }
+
+  // Retries locked roots, and ends attaches whose time is over.
+  void OnTick(Run* run, Instant now);
+  // Closes runs that have been idle for long enough, and opens closed ones that are due.
+  void CloseIdleRuns(Instant now);
+  void OnSessionEnded(SessionId session);
+
+ private:
+  // An attach that waits until the root is open.
+  struct PendingAttach {
+    SessionId session = 0;
+    RootAttachment attachment;
+    Reply<std::string> reply;
+    Instant deadline = Instant::max();
+  };
+  struct State {
+    uid_t opener = 0;  // The user who attached first: the root is opened with this user's rights.
+    std::vector<PendingAttach> waiting;
+    Instant lock_deadline;                                 // Until then a locked root is tried again.
+    std::optional<Instant> open_again_at;                  // It was locked; nothing is under way until then.
+    std::set<SessionId> attached;                          // Open sessions that have attached the root.
+    std::set<SessionId> tenants;                           // Of them, those of other namespaces.
+    std::set<std::shared_ptr<const void>> known;           // Entries in the list of known roots.
+    int remembering = 0;                                   // Attaches that wait for such an entry.
+    std::function<void(RootAttachment::Reopened)> reopen;  // As the last attach found the root.
+    std::optional<Instant> idle_since;
+  };
+  // A run that was closed because nobody used it.
+  struct Closed {
+    v1::Run description;  // As it was then.
+    uid_t uid = 0;
+    std::function<void(RootAttachment::Reopened)> reopen;
+    std::vector<Reply<std::string>> waiting;  // For it to be open again.
+  };
+  // What a user has open, counting one more root.
+  struct Usage {
+    int roots = 1;
+    std::set<uint64_t> devices;
+    Run* longest_idle = nullptr;
+  };
+
+  absl::StatusOr<Run*> FindClosed(const Caller& caller, const std::string& name);
+  bool HasAttached(const Caller& caller, const Run& run) const;
+  void Create(SessionId session, const std::string& name, RootAttachment attachment, Reply<std::string> reply,
+              Instant deadline);
+  void Accept(Run* run, PendingAttach attach);
+  void Open(Run* run);
+  void Opened(Run* run, absl::StatusOr<RootSnapshot> snapshot);
+  void RefuseOpening(Run* run, const absl::Status& why);
+  static void ExpireAttaches(const Run& run, State& state, Instant now);
+  bool IsIdle(const Run& run) const;
+  void Close(Run* run);
+  Usage UsageOf(uid_t uid, uint64_t device);
+  // Closes runs of the user that are idle, longest first, until it may have one more.
+  absl::Status MakeRoomFor(const RootAttachment& attachment);
+  void Reopen(const std::string& name, Reply<std::string> done);
+  void Reopened(const std::string& name, const absl::StatusOr<std::string>& run);
+
+  const Options options_;
+  Clock* const clock_;
+  EngineObserver* const observer_;
+  const SessionTable* const sessions_;
+  const Hooks hooks_;
+  Runs runs_;
+  RunStates<State> states_;
+  std::map<std::string, Closed> closed_;  // By name.
+};
+
+}  // namespace ckptd
+#endif  // CKPTD_DAEMON_ENGINE_ROOTS_RUN_TABLE_H_

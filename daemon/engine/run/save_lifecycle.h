@@ -1,0 +1,74 @@
+// The life of a save on one node: its phases, and which event leads from one to the next. Nothing else writes
+// the phase and the level of a save.
+//
+//   phase             event           next phase    what has happened
+//   kTarget           Measured        kGathering    the tag is free, and the free space is known
+//   kGathering        SizesKnown      kQueued       all ranks of this node have begun
+//   kQueued           Promised        kAccepted     several nodes: this one has reserved memory and disk
+//   kQueued           Admitted        kAdmitted     one node: it has reserved memory and disk
+//   kAccepted         Admitted        kAdmitted     every node has
+//   kAdmitted         Written         kPublishing   the parts of this node are on disk
+//   kPublishing       NotPublished    kAdmitted     one node: nothing was changed; it is tried again, or fails
+//   to kGivingUp      Committed       kPublishing   several nodes: the coordinator has published it
+//   to kPublishing    GiveUp          kGivingUp     several nodes: this one has told the others that it fails
+//   to kGivingUp      Fail            kFailing      it will be no checkpoint
+//   to kFailing       End             kEnded
+//
+// "To" is in the order of SavePhase. The level is OPEN; then SEALED from Sealed on, which may come in each
+// phase to kGivingUp; in kFailing end_level(), once that is reported; and the last one from End on.
+#ifndef CKPTD_DAEMON_ENGINE_RUN_SAVE_LIFECYCLE_H_
+#define CKPTD_DAEMON_ENGINE_RUN_SAVE_LIFECYCLE_H_
+
+#include <cstdint>
+
+#include "ckptd/v1/types.pb.h"
+
+namespace ckptd {
+
+enum class SavePhase : uint8_t {
+  kTarget,     // The file system is asked whether the tag is free and how much room there is.
+  kGathering,  // Waits for the sizes of all ranks.
+  kQueued,     // Waits in the admission queue for memory and disk.
+  kAccepted,   // Of a shared run: this node has promised its memory, and waits for the other nodes.
+  kAdmitted,   // Has memory and disk; ranks fill and seal their parts, and the parts are written.
+  kPublishing,
+  kGivingUp,  // Of a shared run: the other nodes were told that it fails. They decide how it ends.
+  kFailing,   // Will end; waits until no I/O refers to it and its directory is out of the way.
+  kEnded,
+};
+
+class SaveLifecycle {
+ public:
+  SaveLifecycle() = default;
+  // In any phase: for a save that an earlier daemon has sealed, and for tests.
+  SaveLifecycle(SavePhase phase, v1::Level level) : phase_(phase), level_(level) {}
+
+  SavePhase phase() const { return phase_; }
+  v1::Level level() const { return level_; }
+  v1::Level end_level() const { return end_level_; }  // With which a save in kFailing ends.
+
+  void Measured();
+  void SizesKnown();
+  void Promised();
+  void Admitted();
+  void Sealed();
+  void Written();
+  void NotPublished();
+  void Committed();
+  // False: the others were told before.
+  bool GiveUp();
+  // False: it fails already, or has ended.
+  bool Fail(v1::Level end_level);
+  void Reported();
+  void End(v1::Level level);
+
+ private:
+  void Move(SavePhase from, SavePhase to);
+
+  SavePhase phase_ = SavePhase::kTarget;
+  v1::Level level_ = v1::OPEN;
+  v1::Level end_level_ = v1::FAILED;
+};
+
+}  // namespace ckptd
+#endif  // CKPTD_DAEMON_ENGINE_RUN_SAVE_LIFECYCLE_H_

@@ -1,0 +1,118 @@
+// Seam: decides and remembers, for one run, what becomes of its saves. Implementations: LocalAuthority, for a
+// run of this node alone; SharedRun, for a run that several nodes share.
+//
+// Called on the engine's thread, where the hooks run, too. The local authority decides at once: its hooks run
+// within the call that asks. Those of a shared run run later.
+//
+// A save asks for each step that all nodes have to agree on (its sequence, its admission, that it is sealed,
+// that it fails), and goes on when `changed` says so. Ranks hear nothing else. The ranks of other nodes are
+// to the engine as ranks that contribute nothing: it gathers, admits, writes and seals what its own ranks
+// have.
+#ifndef CKPTD_DAEMON_ENGINE_SEAMS_AUTHORITY_H_
+#define CKPTD_DAEMON_ENGINE_SEAMS_AUTHORITY_H_
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "ckptd/storage/v1/storage.pb.h"
+#include "daemon/engine/seams/root_io.h"
+#include "daemon/engine/seams/save_id.h"
+#include "storage/base/clock.h"
+
+namespace ckptd {
+
+class Authority {
+ public:
+  // What was decided of a save. Some phases may be left out; kCommitted, kEnded and kUnknown are the last.
+  struct Decision {
+    enum Phase {
+      // The save has a sequence, and each node is to say whether it has the memory for its part. The sequence
+      // is another one than before if another save has got that one meanwhile, and 0 until it is known.
+      kProposed,
+      kAdmitted,   // Every node has the memory, and in a shared run the in-flight directory is there.
+      kSealed,     // No trainer of any node is needed any longer.
+      kCommitted,  // It is a checkpoint. SharedRun::LoadCheckpoint shows it.
+      kEnded,      // It is none, because of `end`.
+      kUnknown,    // INDETERMINATE: it is not known whether it is one.
+    };
+    Phase phase = kProposed;
+    int64_t sequence = 0;  // 0 in a later phase: as before.
+    std::string inflight;  // Of a shared run, from kAdmitted on: its directory, beneath the root's inflight/.
+    absl::Status end;
+  };
+
+  struct Hooks {
+    std::function<void(const SaveId&, const Decision&)> changed;
+    // This node takes no part in the save any longer, and nothing more is said of it but `released`: FENCED,
+    // and LEDGER_UNAVAILABLE when the ledger could not be told in time.
+    std::function<void(const SaveId&, const absl::Status&)> failed;
+    // The memory of a save that becomes no checkpoint is promised to no other node any longer. Once, before
+    // or after its end is heard of. Until then it is not used for anything else.
+    std::function<void(const SaveId&)> released;
+    // No reader begins to read this checkpoint any more: retention or a save in its place removes it.
+    std::function<void(int64_t sequence)> removed;
+    // A node has found damage in this checkpoint; unset: an operator has repaired it. Also of checkpoints
+    // that this node does not list.
+    std::function<void(int64_t sequence, const std::optional<storage::v1::Damage>& damage)> damage_changed;
+    // The run has a checkpoint of which this node had no part, or this node may write in the root from now on
+    // what a coordinator writes: look at the root again.
+    std::function<void()> root_changed;
+    // No save with a higher sequence is a checkpoint, for all that this node knows, and its ranks keep these
+    // checkpoints; unset: they have not named that, so all. Before or after the save's kCommitted.
+    std::function<void(int64_t sequence, const std::optional<storage::v1::RetentionPolicy>&)>
+        newest_committed;
+    // `coordinates` has become another one.
+    std::function<void()> leadership_changed;
+    // Right after that: this node has given up what it decided for others, because its file system has not
+    // answered for so long. Another one takes its place.
+    std::function<void(Duration silence)> stepped_down;
+    // For the log: this node decides for all from now on. Once for each term that is heard of. May be null.
+    std::function<void(const std::string& node, int64_t term)> coordinator_changed;
+    // What an operator may want to read in the log.
+    std::function<void(const std::string& message)> noticed;
+    // This node's registration was lost, and nothing is asked or heard until there is another one: what is
+    // admitted and not sealed here is lost (the hook is followed by `failed` for each save).
+    std::function<void(const absl::Status&)> lost;
+  };
+
+  virtual ~Authority() = default;
+
+  // Once, when the root is open, before anything else. No hook runs before.
+  virtual void Start(Hooks hooks) = 0;
+  virtual void OnTick() = 0;  // Several times a second.
+  // For messages: what has to answer before this run goes on.
+  virtual std::string name() const = 0;
+  // Whether no other node waits for this run if it is closed now: this one neither coordinates nor asks for
+  // that, and the others do not count it as a reader of a checkpoint.
+  virtual bool may_close() const = 0;
+
+  // ---- saves; for shared runs see daemon/cluster/shared_saves.h
+
+  // A rank of this node begins the save; `changed` answers with its sequence, or `failed`. `ranks`: those of
+  // all nodes that have something to save, ascending; empty: all. The save is between their nodes. One that
+  // is not admitted at the deadline ends. No-op if it has begun before.
+  virtual void Begin(const SaveId& save, Instant admission_deadline, const std::vector<int>& ranks) = 0;
+  // For saves that have begun and not ended; else no-ops.
+  // Before its admission the save waits no longer than this for what is neither room nor a rank: an answer of
+  // the ledger, or, where this node coordinates, of its file system. Then it ends with SKIPPED.
+  virtual void SkipAfter(const SaveId& save, Duration silence) = 0;
+  // This node has the memory for its parts, and promises it. `retention`: which checkpoints its ranks keep
+  // after the commit; unset: none of them names that. The save ends if another node keeps others.
+  virtual void Accept(const SaveId& save, const std::optional<storage::v1::RetentionPolicy>& retention) = 0;
+  // All ranks of this node have sealed.
+  virtual void Sealed(const SaveId& save) = 0;
+  // This node has no room, or its part comes to nothing: the save ends by that on all nodes.
+  virtual void Fail(const SaveId& save, const absl::Status& why) = 0;
+
+  // Makes this node's part of an admitted save, in the directory `inflight` (Decision), or makes that
+  // directory. `manifest_bytes`: the room that the manifest may need.
+  virtual void OpenPart(InflightId64 id, const std::string& tag, int64_t sequence,
+                        const std::string& inflight, int64_t manifest_bytes, Callback<absl::Status> done) = 0;
+};
+
+}  // namespace ckptd
+#endif  // CKPTD_DAEMON_ENGINE_SEAMS_AUTHORITY_H_

@@ -1,0 +1,87 @@
+// Seam: the authority of a run that several nodes share, and what such a run has beside that. What a local
+// authority learns to decide moves to authority.h. Real: daemon/cluster; fake: tests/testing.
+//
+// Called on the engine's thread; callbacks and hooks run there, never inside the call that asked for them.
+// What a call asks of the ledger is asked again until it is answered; what has a deadline says so.
+#ifndef CKPTD_DAEMON_ENGINE_SEAMS_SHARED_RUN_H_
+#define CKPTD_DAEMON_ENGINE_SEAMS_SHARED_RUN_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "ckptd/storage/v1/storage.pb.h"
+#include "daemon/engine/seams/authority.h"
+#include "daemon/engine/seams/root_io.h"
+#include "daemon/engine/seams/save_id.h"
+#include "daemon/engine/seams/shared_files_io.h"
+#include "storage/base/clock.h"
+#include "storage/ledger/ledger.h"
+
+namespace ckptd {
+
+class SharedRun : public Authority {
+ public:
+  // The ledger of this run. Admit and Commit of it are not called: Begin and Durable decide that.
+  virtual Ledger* ledger() = 0;
+  // Whether this node decides for all: retention removes checkpoints on this node alone.
+  virtual bool coordinates() const = 0;
+  std::string name() const override { return "etcd"; }
+
+  // ---- saves
+
+  // The part record of this node, from FinishPart, is durable.
+  virtual void Durable(const SaveId& save, const std::string& digest) = 0;
+  // For error messages: what the save waits for, on which nodes. Empty if nothing is known of it.
+  virtual std::string WaitsFor(const SaveId& save) const = 0;
+
+  // ---- files. RootIo::WritePart writes the files of each rank, RootIo::Discard ends a part that fails.
+
+  // After WritePart of all ranks of this node: writes the node's part record, durably, and answers with its
+  // digest.
+  virtual void FinishPart(InflightId64 id, std::vector<storage::v1::PartRecord> parts,
+                          Callback<absl::StatusOr<std::string>> done) = 0;
+  virtual void LoadCheckpoint(const std::string& tag, int64_t sequence,
+                              Callback<absl::StatusOr<SharedFilesIo::Loaded>> done) = 0;
+
+  // An operator has looked whether the save of this tag is a checkpoint, whose outcome nobody knows
+  // (kUnknown) and which holds up all later ones. OUTCOME_PENDING while the coordinator is still finding out;
+  // OUTCOME_DIFFERS if it sees something else; UNKNOWN_SAVE if no save of this tag has ended so;
+  // NOT_COORDINATOR. A second call answers as the first.
+  struct Settled {
+    int64_t sequence = 0;
+    bool is_checkpoint = false;
+  };
+  virtual void SettleSave(const std::string& tag, bool is_checkpoint,
+                          Callback<absl::StatusOr<Settled>> done) = 0;
+
+  // ---- damage
+
+  // A reader on this node has found it, with the tag, the sequence and the time. From OK on no attempt
+  // resumes from the checkpoint, on any node, and all nodes hear of it; this one by `damage_changed`, before
+  // the answer. BEING_REMOVED: the reader has seen a removal, perhaps, and nothing is marked; so it is after
+  // LEDGER_UNAVAILABLE, as far as this node knows.
+  virtual void MarkDamaged(const storage::v1::Damage& damage, Callback<absl::Status> marked) = 0;
+  // It has been repaired. Likewise.
+  virtual void ClearDamage(int64_t sequence, Callback<absl::Status> cleared) = 0;
+
+  // ---- resume
+  //
+  // The ledger answers DecideResume and AgreeResume with CHECKPOINT_DAMAGED if a node has marked the
+  // checkpoint; `damage_changed` tells it before the answer or after it.
+
+  // Answers when no save of an earlier attempt can become a checkpoint any more, on any node, but for those
+  // that have become one. Scan the root after that.
+  virtual void WhenSettled(int64_t attempt, Callback<absl::Status> settled) = 0;
+  // All ranks of this node have read their part of what the attempt resumes from, or, not OK, one of them
+  // could not. Answers when the ranks of all nodes have, and the ledger has written that down; with the error
+  // as soon as a node could not; DEADLINE_EXCEEDED names the nodes that have not said it.
+  virtual void FinishResume(int64_t attempt, int64_t sequence, const absl::Status& mine, Instant deadline,
+                            Callback<absl::Status> finished) = 0;
+};
+
+}  // namespace ckptd
+#endif  // CKPTD_DAEMON_ENGINE_SEAMS_SHARED_RUN_H_
