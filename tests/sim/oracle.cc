@@ -145,9 +145,16 @@ void Oracle::Joined(int run, int64_t attempt, int rank, const std::string& proce
     Violated(absl::StrCat(process, " becomes rank ", rank, " of attempt ", attempt, " of run ", run,
                           ", which ", before, " was before", other_acted ? ", and has acted" : ""));
   }
+  // The attempt begins again: what ranks of the launch before were told of its saves does not count, either.
+  const auto is_forgotten = [&](int told) {
+    const auto joiner = r.joined.find({attempt, told});
+    const bool by_earlier_daemon = joiner != r.joined.end() && joiner->second.second != daemon_;
+    return told == rank || (by_earlier_daemon && !r.acting.contains({attempt, told}));
+  };
   for (auto& [name, save] : saves_) {
     const bool is_of_attempt = name.run == run && name.attempt == attempt;
-    if (is_of_attempt && save.told.erase(rank) > 0 && save.told.empty()) save.outcome.reset();
+    if (is_of_attempt && std::erase_if(save.told, is_forgotten) > 0 && save.told.empty())
+      save.outcome.reset();
   }
 }
 

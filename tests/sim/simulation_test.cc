@@ -58,7 +58,7 @@ TEST(SimulationTest, KeepsEveryPromiseForSeedsThatFailedOnce) {
   for (const uint64_t seed :
        {uint64_t{984}, uint64_t{242547348640118}, uint64_t{1336030266085738}, uint64_t{1640427935280838},
         uint64_t{1914422378277570}, uint64_t{2165534812640086}, uint64_t{2851917678728132},
-        uint64_t{4143069040171359}}) {
+        uint64_t{4143069040171359}, uint64_t{4212448710323158}}) {
     const Result result = RunPlan(PlanOf(seed));
     EXPECT_EQ(result.violation, "") << Report(seed, result);
   }
