@@ -85,10 +85,9 @@ struct MemberPart {
   std::vector<int> ranks = {};  // Those of this node, in order; empty: all.
   bool promised = false;        // Other nodes count on the memory of this node's ranks.
   bool released = false;        // They do so no longer.
-  std::string inflight =
-      {};                  // Of a shared run: the directory of its files; empty before all nodes have room.
-  bool finishing = false;  // SharedRun::FinishPart has not called back yet.
-  bool loading = false;    // It is a checkpoint, and SharedRun::LoadCheckpoint has not called back yet.
+  std::string inflight = {};    // Of a shared run, once all nodes have room: the directory of its files.
+  bool finishing = false;       // SharedRun::FinishPart has not called back yet.
+  bool loading = false;         // It is a checkpoint, and SharedRun::LoadCheckpoint has not called back yet.
 };
 
 // A checkpoint on its way to disk.

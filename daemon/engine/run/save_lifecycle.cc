@@ -12,11 +12,7 @@ void SaveLifecycle::Move([[maybe_unused]] SavePhase from, SavePhase to) {
 void SaveLifecycle::Measured() { Move(SavePhase::kTarget, SavePhase::kGathering); }
 void SaveLifecycle::SizesKnown() { Move(SavePhase::kGathering, SavePhase::kQueued); }
 void SaveLifecycle::Promised() { Move(SavePhase::kQueued, SavePhase::kAccepted); }
-
-void SaveLifecycle::Admitted() {
-  assert(phase_ == SavePhase::kQueued || phase_ == SavePhase::kAccepted);
-  phase_ = SavePhase::kAdmitted;
-}
+void SaveLifecycle::Admitted() { Move(SavePhase::kAccepted, SavePhase::kAdmitted); }
 
 void SaveLifecycle::Sealed() {
   assert(phase_ <= SavePhase::kGivingUp && level_ < v1::SEALED);

@@ -4,14 +4,13 @@
 //   phase             event           next phase    what has happened
 //   kTarget           Measured        kGathering    the tag is free, and the free space is known
 //   kGathering        SizesKnown      kQueued       all ranks of this node have begun
-//   kQueued           Promised        kAccepted     several nodes: this one has reserved memory and disk
-//   kQueued           Admitted        kAdmitted     one node: it has reserved memory and disk
+//   kQueued           Promised        kAccepted     this node has reserved memory and disk
 //   kAccepted         Admitted        kAdmitted     every node has
 //   kAdmitted         Written         kPublishing   the parts of this node are on disk
 //   kPublishing       NotPublished    kAdmitted     one node: nothing was changed; it is tried again, or fails
 //   to kGivingUp      Committed       kPublishing   several nodes: the coordinator has published it
-//   to kPublishing    GiveUp          kGivingUp     several nodes: this one has told the others that it fails
-//   to kGivingUp      Fail            kFailing      it will be no checkpoint
+//   to kPublishing    GiveUp          kGivingUp     the authority of the run was told that it fails
+//   to kGivingUp      Fail            kFailing      the authority has ended it: it will be no checkpoint
 //   to kFailing       End             kEnded
 //
 // "To" is in the order of SavePhase. The level is OPEN; then SEALED from Sealed on, which may come in each
@@ -29,10 +28,10 @@ enum class SavePhase : uint8_t {
   kTarget,     // The file system is asked whether the tag is free and how much room there is.
   kGathering,  // Waits for the sizes of all ranks.
   kQueued,     // Waits in the admission queue for memory and disk.
-  kAccepted,   // Of a shared run: this node has promised its memory, and waits for the other nodes.
+  kAccepted,   // This node has promised its memory, and waits for the other nodes, if there are any.
   kAdmitted,   // Has memory and disk; ranks fill and seal their parts, and the parts are written.
   kPublishing,
-  kGivingUp,  // Of a shared run: the other nodes were told that it fails. They decide how it ends.
+  kGivingUp,  // The authority of the run was told that it fails, and decides how it ends.
   kFailing,   // Will end; waits until no I/O refers to it and its directory is out of the way.
   kEnded,
 };
@@ -55,7 +54,7 @@ class SaveLifecycle {
   void Written();
   void NotPublished();
   void Committed();
-  // False: the others were told before.
+  // False: the authority was told before.
   bool GiveUp();
   // False: it fails already, or has ended.
   bool Fail(v1::Level end_level);

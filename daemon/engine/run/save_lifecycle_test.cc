@@ -17,6 +17,8 @@ TEST(SaveLifecycleTest, ASaveOfOneNodeBecomesACheckpoint) {
   EXPECT_EQ(life.phase(), SavePhase::kGathering);
   life.SizesKnown();
   EXPECT_EQ(life.phase(), SavePhase::kQueued);
+  life.Promised();
+  EXPECT_EQ(life.phase(), SavePhase::kAccepted);
   life.Admitted();
   EXPECT_EQ(life.phase(), SavePhase::kAdmitted);
   EXPECT_EQ(life.level(), v1::OPEN);
@@ -33,9 +35,7 @@ TEST(SaveLifecycleTest, ASaveOfOneNodeBecomesACheckpoint) {
 }
 
 TEST(SaveLifecycleTest, ANodeMayWriteItsPartBeforeAnotherNodeHasSealed) {
-  SaveLifecycle life(SavePhase::kQueued, v1::OPEN);
-  life.Promised();
-  EXPECT_EQ(life.phase(), SavePhase::kAccepted);
+  SaveLifecycle life(SavePhase::kAccepted, v1::OPEN);
   life.Admitted();
   life.Written();
   life.Sealed();
@@ -53,7 +53,7 @@ TEST(SaveLifecycleTest, WhatTheOtherNodesHaveDecidedCountsInEachPhase) {
   }
 }
 
-TEST(SaveLifecycleTest, TheOtherNodesAreToldOnceThatASaveFails) {
+TEST(SaveLifecycleTest, TheAuthorityIsToldOnceThatASaveFails) {
   for (const SavePhase phase : kBeforeTheEnd) {
     SaveLifecycle life(phase, v1::OPEN);
     EXPECT_EQ(life.GiveUp(), phase != SavePhase::kGivingUp);
