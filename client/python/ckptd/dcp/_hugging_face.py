@@ -11,10 +11,10 @@ from torch.futures import Future
 
 from ckptd._memory import native
 from ckptd._torch.safetensors_file import Piece, lay_out
-from ckptd.dcp import _exchange, _names
-from ckptd.dcp._exchange import Given, Left, LeftFile, Sent, TakenFile
+from ckptd.dcp import _names, _staged_files
 from ckptd.dcp._files import Assignment, Files
 from ckptd.dcp._safetensors import INDEX_FILE, SUFFIX
+from ckptd.dcp._staged_files import AttachedFile, FileRef, InlineFile, StagedFile, StagedFileRef
 from ckptd.dcp._writer import Writer
 
 
@@ -58,7 +58,7 @@ class HuggingFaceWriter(Writer):
         self._layout = _Layout(fqn_to_index_mapping, save_distributed)
         self._consolidates = save_distributed and enable_consolidation
         self._own: Dict[MetadataIndex, Any] = {}  # The coordinator's tensors, while it consolidates.
-        self._left: Optional[LeftFile] = None  # What another rank has left for the coordinator.
+        self._staged_file: Optional[StagedFile] = None  # What this rank, if it is not the coordinator, has staged for it.
 
     def prepare_global_plan(self, plans: List[SavePlan]) -> List[SavePlan]:
         """Tells each rank which one it is. Refuses what the layout cannot hold. Only the coordinator calls it."""
@@ -73,7 +73,7 @@ class HuggingFaceWriter(Writer):
         prepared = super().prepare_global_plan(plans)
         for plan in prepared:
             if isinstance(plan.storage_data, Assignment):  # None if the thread of async_save() has nothing left to do.
-                plan.storage_data.coordinator = _exchange.place()
+                plan.storage_data.coordinator = _staged_files.place()
         return prepared
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> "Future[List[WriteResult]]":
@@ -81,15 +81,15 @@ class HuggingFaceWriter(Writer):
         try:
             return super().write_data(plan, planner)
         except BaseException:  # Which refers to this Writer for as long as somebody keeps it.
-            self._left = None
+            self._staged_file = None
             self._own.clear()
             raise
 
     def _files(self, plan: SavePlan, planner: SavePlanner) -> Files:
-        self._left = None
+        self._staged_file = None
         if not self._consolidates:
             return _ShardFiles(plan, planner, self._layout)
-        return _Contribution(plan, planner, self._layout, self._leave, self._own)
+        return _Contribution(plan, planner, self._layout, self._hand_over, self._own)
 
     def _last_files(self, metadata: Metadata, results: List[List[WriteResult]]) -> Iterator[Tuple[str, Any]]:
         if self._consolidates:
@@ -101,12 +101,12 @@ class HuggingFaceWriter(Writer):
             files = {one.index.fqn: one.storage_data.relative_path for of_rank in results for one in of_rank}
             yield INDEX_FILE, _index(files, sum(one.size_in_bytes for of_rank in results for one in of_rank))
 
-    def _leave(self, who: Assignment, image: Any) -> Given:
-        """Gives this rank's file to the coordinator."""
-        if who.coordinator != _exchange.place():
-            return Sent(image, native.default_threads(1))
-        self._left = LeftFile(who.rank, image, native.default_threads(1))
-        return self._left.left
+    def _hand_over(self, who: Assignment, image: Any) -> FileRef:
+        """Stages this rank's file for the coordinator, or puts it into the message if that cannot attach it."""
+        if who.coordinator != _staged_files.place():
+            return InlineFile(image, native.default_threads(1))
+        self._staged_file = StagedFile(who.rank, image, native.default_threads(1))
+        return self._staged_file.ref
 
 
 class _Layout(NamedTuple):
@@ -165,16 +165,16 @@ class _ShardFiles(Files):
 class _Place(NamedTuple):
     """Where the coordinator finds the elements of a piece."""
 
-    given: Optional[Given]  # None: among its own tensors.
+    file: Optional[FileRef]  # None: among its own tensors.
     offset: int  # In that memory, in bytes.
 
 
 class _Contribution(_ShardFiles):
     """This rank's pieces, which the coordinator puts into the files."""
 
-    def __init__(self, plan: SavePlan, planner: SavePlanner, layout: _Layout, leave: Any, own: Dict[Any, Any]) -> None:
+    def __init__(self, plan: SavePlan, planner: SavePlanner, layout: _Layout, hand_over: Any, own: Dict[Any, Any]) -> None:
         super().__init__(plan, planner, layout)
-        self._leave = leave
+        self._hand_over = hand_over
         self._own = own
 
     def items(self) -> Any:
@@ -187,10 +187,8 @@ class _Contribution(_ShardFiles):
             self.results += [WriteResult(item.index, 0, _Place(None, 0)) for item in items]
         elif items:
             file, placed = lay_out(pieces, sharded=True)
-            given = self._leave(self._plan.storage_data, file.image())
-            self.results += [
-                WriteResult(item.index, 0, _Place(given, placed[item.index.fqn][0])) for item in items
-            ]
+            ref = self._hand_over(self._plan.storage_data, file.image())
+            self.results += [WriteResult(item.index, 0, _Place(ref, placed[item.index.fqn][0])) for item in items]
         return iter(())
 
 
@@ -201,15 +199,15 @@ class _Consolidation:
         self._metadata = metadata
         self._layout = layout
         self._own = own
-        self._taken: Dict[Left, TakenFile] = {}
+        self._attached: Dict[StagedFileRef, AttachedFile] = {}
 
     def files(self, results: List[List[WriteResult]]) -> Iterator[Tuple[str, Any]]:
         """Returns the files with all tensors, whole, and their index. Each is used before the next is asked for."""
         try:
             yield from self._files([one for of_rank in results for one in of_rank])
         finally:
-            for taken in self._taken.values():
-                taken.free()
+            for attached in self._attached.values():
+                attached.free()
 
     def _files(self, results: List[WriteResult]) -> Iterator[Tuple[str, Any]]:
         names: Dict[str, str] = {}
@@ -237,20 +235,20 @@ class _Consolidation:
 
     def _tensor(self, result: WriteResult) -> Any:
         index, place = result.index, result.storage_data
-        if place.given is None:
+        if place.file is None:
             return self._own[index]
         about: Any = self._metadata.state_dict_metadata[index.fqn]
         sizes = next(chunk.sizes for chunk in about.chunks if index.offset in (None, chunk.offsets))
         dtype = about.properties.dtype
         size = sizes.numel() * dtype.itemsize
-        return self._bytes_of(place.given)[place.offset : place.offset + size].view(dtype).view(sizes)
+        return self._bytes_of(place.file)[place.offset : place.offset + size].view(dtype).view(sizes)
 
-    def _bytes_of(self, given: Given) -> torch.Tensor:
-        if isinstance(given, Sent):
-            return given.bytes
-        if given not in self._taken:
-            self._taken[given] = TakenFile(given)
-        return self._taken[given].bytes
+    def _bytes_of(self, ref: FileRef) -> torch.Tensor:
+        if isinstance(ref, InlineFile):
+            return ref.bytes
+        if ref not in self._attached:
+            self._attached[ref] = AttachedFile(ref)
+        return self._attached[ref].bytes
 
 
 def _joined(shape: Tuple[int, ...], pieces: List[Tuple[Tuple[int, ...], Any]]) -> List[Any]:

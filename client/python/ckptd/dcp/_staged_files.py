@@ -1,10 +1,9 @@
-"""How the files of the ranks come to the coordinator of a save: by shared memory, or with their results.
+"""How ranks pass their files to the coordinator of a save: by shared memory, or inline with the results that DCP gathers.
 
-A rank that shares the coordinator's machine, PID namespace and user leaves its file in memory, which the coordinator opens
-through /proc and frees. A number of a process, or a descriptor, says nothing on another machine or in another PID
-namespace, where the same numbers belong to others. So both name their place, and the memory ends with a random token,
-which the coordinator compares before it reads or frees anything. A rank elsewhere sends its file through the process group,
-with the results that DCP gathers.
+A rank that shares the coordinator's machine, PID namespace and user stages its file in shared memory, which the
+coordinator attaches through /proc and frees. A process id, or a descriptor, means something else on another machine or
+in another PID namespace. So the ranks compare their place() first, and the memory ends with a random token, which the
+coordinator compares before it reads or frees anything. The other ranks send their files inline, through the process group.
 """
 
 import functools
@@ -39,8 +38,8 @@ def place() -> str:
     return _place_of_process(os.getpid())
 
 
-class Left(NamedTuple):
-    """Where a file was left."""
+class StagedFileRef(NamedTuple):
+    """Where a rank has staged a file; a message to the coordinator."""
 
     rank: int
     process: int
@@ -49,8 +48,8 @@ class Left(NamedTuple):
     token: bytes
 
 
-class Sent:
-    """A file that travels with the results."""
+class InlineFile:
+    """A file that a rank sends with its results."""
 
     def __init__(self, image: Image, threads: int) -> None:
         self._data = bytearray(image.size)
@@ -62,25 +61,25 @@ class Sent:
         return torch.frombuffer(self._data, dtype=torch.uint8)
 
 
-class TakenFile:
-    """The mapping of a file that another rank has left.
+class AttachedFile:
+    """The coordinator's mapping of a file that another rank has staged.
 
     Raises:
-        Refused: this process may not open the memory of the other one, or it is not the memory that was left.
+        Refused: this process may not open the memory of the other one, or it is not the memory that was staged.
     """
 
-    def __init__(self, left: Left) -> None:
-        path = f"/proc/{left.process}/fd/{left.descriptor}"
+    def __init__(self, ref: StagedFileRef) -> None:
+        path = f"/proc/{ref.process}/fd/{ref.descriptor}"
         try:
             if _NAME not in os.readlink(path):  # Opening something else could wait, or have an effect.
-                raise _refused(left, path, "it is something else")
+                raise _refused(ref, path, "it is something else")
             self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except OSError as error:
-            raise _refused(left, path, str(error.strerror)) from error
-        if os.pread(self._descriptor, _TOKEN_BYTES + 1, left.size) != left.token:
+            raise _refused(ref, path, str(error.strerror)) from error
+        if os.pread(self._descriptor, _TOKEN_BYTES + 1, ref.size) != ref.token:
             os.close(self._descriptor)
-            raise _refused(left, path, "it is the memory of another save or process")
-        self.bytes = torch.frombuffer(mmap.mmap(self._descriptor, left.size), dtype=torch.uint8)
+            raise _refused(ref, path, "it is the memory of another save or process")
+        self.bytes = torch.frombuffer(mmap.mmap(self._descriptor, ref.size), dtype=torch.uint8)
 
     def free(self) -> None:
         """Frees the memory, also for its owner. Nothing may read `bytes` from then on."""
@@ -88,13 +87,13 @@ class TakenFile:
         os.close(self._descriptor)
 
 
-class LeftFile:
-    """The memory of a file that this rank leaves. It is there until it is taken and freed, or this object is gone."""
+class StagedFile:
+    """A file in shared memory of this rank, until the coordinator frees it, or this object is collected."""
 
     def __init__(self, rank: int, image: Image, threads: int) -> None:
         token = secrets.token_bytes(_TOKEN_BYTES)
         self._descriptor = os.memfd_create(_NAME, os.MFD_CLOEXEC)
-        self.left = Left(rank, os.getpid(), self._descriptor, image.size, token)
+        self.ref = StagedFileRef(rank, os.getpid(), self._descriptor, image.size, token)
         os.ftruncate(self._descriptor, image.size)
         with mmap.mmap(self._descriptor, image.size) as mapped:
             _write(image, mapped, threads)
@@ -106,7 +105,7 @@ class LeftFile:
             os.close(descriptor)
 
 
-Given = Union[Left, Sent]
+FileRef = Union[StagedFileRef, InlineFile]
 
 
 def _write(image: Image, into: Any, threads: int) -> None:
@@ -115,8 +114,8 @@ def _write(image: Image, into: Any, threads: int) -> None:
     del keep
 
 
-def _refused(left: Left, path: str, why: str) -> errors.CkptdError:
+def _refused(ref: StagedFileRef, path: str, why: str) -> errors.CkptdError:
     return errors.invalid(
-        f"the tensors of rank {left.rank} cannot be read from {path} ({why}): consolidation needs ranks that see each other in "
+        f"the tensors of rank {ref.rank} cannot be read from {path} ({why}): consolidation needs ranks that see each other in "
         "/proc, or are in different PID namespaces; save without enable_consolidation"
     )

@@ -7,7 +7,7 @@ import ckptd
 import pytest
 import torch
 from ckptd._torch.safetensors_file import Piece, lay_out
-from ckptd.dcp import _exchange
+from ckptd.dcp import _staged_files
 
 WRITER = "ckptd.dcp.HuggingFaceWriter({!r}, save_distributed=True, enable_consolidation=True)"
 
@@ -18,43 +18,43 @@ def image():
     return lay_out([Piece("a", tensor.dtype, (100,), (0,), [tensor])], sharded=False)[0].image()
 
 
-def test_file_that_was_left_is_taken_and_freed(image):
-    left = _exchange.LeftFile(1, image, 1)
-    taken = _exchange.TakenFile(left.left)
-    assert torch.equal(taken.bytes[-400:].view(torch.float32), torch.arange(100.0))
-    taken.free()
-    assert os.fstat(left.left.descriptor).st_size == 0
+def test_staged_file_is_attached_and_freed(image):
+    staged = _staged_files.StagedFile(1, image, 1)
+    attached = _staged_files.AttachedFile(staged.ref)
+    assert torch.equal(attached.bytes[-400:].view(torch.float32), torch.arange(100.0))
+    attached.free()
+    assert os.fstat(staged.ref.descriptor).st_size == 0
 
 
 @pytest.mark.parametrize("other", ["file", "memory of another save", "longer memory", "pipe", "no descriptor", "no process"])
 def test_what_is_not_proven_to_be_the_ranks_memory_is_neither_read_nor_truncated(image, tmp_path, other):
-    left = _exchange.LeftFile(1, image, 1)
+    staged = _staged_files.StagedFile(1, image, 1)
     opened = []
     if other == "file":
         (tmp_path / "precious").write_bytes(b"x" * 1000)
         opened = [os.open(tmp_path / "precious", os.O_RDWR)]
     elif other == "memory of another save":
-        another = _exchange.LeftFile(1, image, 1)
-        opened = [os.dup(another.left.descriptor)]
+        another = _staged_files.StagedFile(1, image, 1)
+        opened = [os.dup(another.ref.descriptor)]
     elif other == "longer memory":
-        another = _exchange.LeftFile(1, image, 1)
-        os.pwrite(another.left.descriptor, left.left.token + b"more", left.left.size)
-        opened = [os.dup(another.left.descriptor)]
+        another = _staged_files.StagedFile(1, image, 1)
+        os.pwrite(another.ref.descriptor, staged.ref.token + b"more", staged.ref.size)
+        opened = [os.dup(another.ref.descriptor)]
     elif other == "pipe":
         opened = list(os.pipe())
-    wrong = left.left._replace(descriptor=opened[0] if opened else 987654)
+    wrong = staged.ref._replace(descriptor=opened[0] if opened else 987654)
     if other == "no process":
-        wrong = left.left._replace(process=2**22 + 1)
+        wrong = staged.ref._replace(process=2**22 + 1)
     sizes = [os.fstat(each).st_size for each in opened]
     with pytest.raises(ckptd.Refused, match="the tensors of rank 1 cannot be read from /proc/.*save without enable_consolidation"):
-        _exchange.TakenFile(wrong)
+        _staged_files.AttachedFile(wrong)
     assert [os.fstat(each).st_size for each in opened] == sizes
     for each in opened:
         os.close(each)
 
 
-def test_file_that_is_sent_comes_back(image):
-    sent = pickle.loads(pickle.dumps(_exchange.Sent(image, 1)))
+def test_inline_file_survives_pickling(image):
+    sent = pickle.loads(pickle.dumps(_staged_files.InlineFile(image, 1)))
     assert torch.equal(sent.bytes[-400:].view(torch.float32), torch.arange(100.0))
 
 
@@ -62,16 +62,16 @@ def test_file_that_is_sent_comes_back(image):
 def test_ranks_on_other_machines_or_in_other_namespaces_send_their_tensors(launch, root, elsewhere):
     ranks = launch(3)
     ranks.do(
-        "from ckptd.dcp import _exchange; place = _exchange.place\n"
-        f"if dist.get_rank() in {elsewhere}: _exchange.place = lambda: f'elsewhere {{dist.get_rank()}}'\n"
+        "from ckptd.dcp import _staged_files; place = _staged_files.place\n"
+        f"if dist.get_rank() in {elsewhere}: _staged_files.place = lambda: f'elsewhere {{dist.get_rank()}}'\n"
         "state = states.sharded_state(1)['model']\n"
         # Its memory would be that of another process there.
-        "before = _exchange.LeftFile.__init__; left = []\n"
-        "def noting(self, *args): before(self, *args); left.append(dist.get_rank())\n"
-        "_exchange.LeftFile.__init__ = noting\n"
+        "before = _staged_files.StagedFile.__init__; staged = []\n"
+        "def noting(self, *args): before(self, *args); staged.append(dist.get_rank())\n"
+        "_staged_files.StagedFile.__init__ = noting\n"
         f"try: dcp.save(state, storage_writer={WRITER.format(root + '/a')})\n"
-        "finally: _exchange.place = place; _exchange.LeftFile.__init__ = before"
+        "finally: _staged_files.place = place; _staged_files.StagedFile.__init__ = before"
     )
-    assert ranks.do("left") == [[], [] if {0, 1} & set(elsewhere) else [1], [] if {0, 2} & set(elsewhere) else [2]]
+    assert ranks.do("staged") == [[], [] if {0, 1} & set(elsewhere) else [1], [] if {0, 2} & set(elsewhere) else [2]]
     ranks.do(f"into = states.emptied(state); dcp.load(into, storage_reader=dcp.HuggingFaceStorageReader({root + '/a'!r}))")
     assert ranks.do("states.differences(state, into)") == [[]] * 3
