@@ -11,7 +11,7 @@ from typing import Any, List, cast
 import ckptd
 import pytest
 from ckptd._membership.launch import Launch
-from ckptd._membership.membership import Membership
+from ckptd._membership.membership import JoinOptions, Membership
 from ckptd._session.connection import Connection
 from ckptd._wire.protocol import messages, types
 
@@ -95,10 +95,7 @@ def membership(connection: FakeConnection, recorder: Recorder, tmp_path: pathlib
         Launch(rank=0, world_size=2, local_world_size=0, launch_id="l"),
         recorder,
         recorder,
-        run_id="",
-        attempt=0,
-        keep=None,
-        commit_timeout=600.0,
+        JoinOptions(),
         copy_threads=1,
         keep_alive=None,
     )

@@ -7,6 +7,7 @@ from typing import Any, Optional, Union
 
 from ckptd import errors
 from ckptd._checkpoint_paths import has_manifest
+from ckptd._membership.membership import JoinOptions
 from ckptd._paths import directory_path
 from ckptd._run_reader import DaemonRoot
 from ckptd._saving.save_watcher import SaveWatcher
@@ -124,12 +125,8 @@ class Client:
             _root_path(root),
             rank,
             world_size,
-            keep_of_arguments(retention, num_kept_ckpts),
-            run_id,
-            attempt,
-            commit_timeout,
+            JoinOptions(run_id, attempt or 0, keep_of_arguments(retention, num_kept_ckpts), commit_timeout, takeover),
             keep_alive=self,
-            takeover=takeover,
         )
 
     def open(self, root: "Union[str, os.PathLike[str]]") -> DaemonRoot:

@@ -19,6 +19,7 @@ from ckptd.restore import Checkpoint, open_root
 from ckptd.run import Run
 
 _log = logging.getLogger("ckptd")
+ADMISSION_SECONDS = 120.0  # How long a save of an adapter waits for room by default; Run.save() waits 30 s.
 _LOOK_SECONDS = 1.0  # How often a wait for saves looks whether a daemon answers.
 _NO_DAEMON_SECONDS = 120.0  # After so long without a daemon it ends: a service is back in seconds.
 

@@ -20,7 +20,7 @@ import torch
 from ckptd import _lightning_files, errors
 from ckptd._checkpoint_paths import has_manifest, warn_unverified
 from ckptd._lightning_files import CheckpointFile, local_path
-from ckptd._node_process import Place, Process, await_sealed, has_ended, place_of
+from ckptd._node_process import ADMISSION_SECONDS, Place, Process, await_sealed, has_ended, place_of
 from ckptd._patches import Patches
 from ckptd._paths import check_folder
 from ckptd._removal import await_removal
@@ -32,7 +32,6 @@ __all__ = ["CheckpointIO", "configure"]
 
 _log = logging.getLogger("ckptd")
 _OLD_FILE = "checkpoint.ckpt"  # In a checkpoint that an older version has saved as a directory.
-_ADMISSION_SECONDS = 120.0
 _MAX_FAILURES = 100  # As Run.failures().
 _HPC = "hpc_ckpt_"  # Begins the names of checkpoints after which Lightning asks SLURM to end the job.
 
@@ -137,7 +136,7 @@ class CheckpointIO(_io.TorchCheckpointIO):  # type: ignore[misc]
         *,
         num_kept_ckpts: Optional[int] = None,
         retention: Optional[Keep] = None,
-        timeout: float = _ADMISSION_SECONDS,
+        timeout: float = ADMISSION_SECONDS,
         on_failure: "Literal['raise', 'warn']" = "raise",
     ) -> None:
         super().__init__()

@@ -2,18 +2,17 @@
 
 import concurrent.futures
 import logging
-import operator
 import os
 import threading
 from types import MappingProxyType
-from typing import Any, Callable, Dict, List, Literal, Mapping, Optional, Sequence, TypeVar, Union
+from typing import Any, Callable, List, Literal, Mapping, Optional, Sequence, TypeVar, Union
 
 from ckptd import errors
 from ckptd._checkpoint_info import CheckpointInfo, info_of_message
 from ckptd._membership.launch import find_launch
-from ckptd._membership.membership import Joined, Membership
+from ckptd._membership.membership import Joined, JoinOptions, Membership
 from ckptd._memory import native
-from ckptd._paths import check_text, directory_path, tag_text
+from ckptd._paths import directory_path, tag_text
 from ckptd._reading.read_reports import ResumeReporter
 from ckptd._run_reader import WAIT_GRACE_SECONDS
 from ckptd._run_retention import RetainedRun
@@ -22,20 +21,19 @@ from ckptd._saving.finite import Finite
 from ckptd._saving.part import Part
 from ckptd._saving.part_files import part_file
 from ckptd._saving.save import Save
+from ckptd._saving.save_options import BusyPolicyName, SaveOptions
 from ckptd._saving.save_recovery import SaveRecovery
 from ckptd._saving.save_watcher import SaveWatcher
-from ckptd._saving.upload import PartUpload, SaveOptions
+from ckptd._saving.upload import PartUpload
 from ckptd._session.connection import Connection
-from ckptd._wire.protocol import messages, set_duration, types
+from ckptd._wire.protocol import messages, set_duration
 from ckptd.restore import Checkpoint
 from ckptd.retention import Keep
 
 __all__ = ["CheckpointInfo", "Run"]
 
 T = TypeVar("T")
-BusyPolicyName = Literal["wait", "skip", "supersede"]
 _log = logging.getLogger("ckptd")
-_BUSY_POLICIES = {"wait": types.WAIT, "skip": types.SKIP, "supersede": types.SUPERSEDE}
 
 
 class Run(RetainedRun):
@@ -56,12 +54,8 @@ class Run(RetainedRun):
         root: "Union[str, os.PathLike[str]]",
         rank: Optional[int],
         world_size: Optional[int],
-        keep: Optional[Keep],
-        run_id: str,
-        attempt: Optional[int],
-        commit_timeout: float,
+        options: JoinOptions,
         keep_alive: object,
-        takeover: bool = False,
     ) -> None:
         connection.check_usable()
         self.root = directory_path(root)
@@ -74,13 +68,9 @@ class Run(RetainedRun):
             launch,
             SaveRecovery(on_progress=watcher.wake),
             watcher,
-            run_id=run_id,
-            attempt=attempt or 0,
-            keep=keep,
-            commit_timeout=commit_timeout,
+            options,
             copy_threads=native.default_threads(launch.local_world_size or launch.world_size),
             keep_alive=keep_alive,
-            takeover=takeover,
         )
         super().__init__(membership)
         self._membership = membership
@@ -175,10 +165,9 @@ class Run(RetainedRun):
         """
         if views not in file_values.VIEWS:
             raise ValueError(f'views is "{views}"; it must be "compact" or "keep"')
-        tag = tag_text(tag)
-        options = self._options(tag, step, metrics, pointers, busy, timeout, ranks, check)
+        options = SaveOptions(tag_text(tag), step, metrics, pointers, busy, timeout, ranks, check).checked(self.rank)
         _check_files(files)
-        upload = PartUpload(self._membership, tag, options, growing=False)
+        upload = PartUpload(self._membership, options, growing=False)
         with upload.abort_on_error():
             upload.save([part_file(name, value, check, views) for name, value in files.items()])
         return Save(upload.state)
@@ -208,10 +197,9 @@ class Run(RetainedRun):
         Returns:
             Part: a context manager that seals the part at its end.
         """
-        tag = tag_text(tag)
-        options = self._options(tag, step, metrics, pointers, busy, timeout, ranks, check)
+        options = SaveOptions(tag_text(tag), step, metrics, pointers, busy, timeout, ranks, check).checked(self.rank)
         _check_files(files)
-        upload = PartUpload(self._membership, tag, options, growing=True)
+        upload = PartUpload(self._membership, options, growing=True)
         with upload.abort_on_error():
             upload.begin([part_file(name, value, check) for name, value in files.items()])
         return Part(upload)
@@ -362,33 +350,6 @@ class Run(RetainedRun):
         threading.Thread(target=ask, name="ckptd-prefetch", daemon=True).start()
         return result
 
-    def _options(
-        self,
-        tag: str,
-        step: Optional[int],
-        metrics: Optional[Mapping[str, float]],
-        pointers: Optional[Mapping[str, str]],
-        busy: str,
-        timeout: float,
-        ranks: Optional[Sequence[int]],
-        check: Optional[Finite],
-    ) -> SaveOptions:
-        check_text(tag, "tag", "INVALID_TAG")
-        if busy not in _BUSY_POLICIES:
-            raise ValueError(f'busy is "{busy}"; it must be "wait", "skip" or "supersede"')
-        if check is not None and not isinstance(check, Finite):
-            raise TypeError(f"check is {check!r}; it must be a ckptd.Finite(), or None")
-        errors.check_seconds(timeout=timeout)
-        contributing = tuple(sorted(set(ranks or ())))
-        if ranks is not None and self.rank not in contributing:
-            raise errors.invalid(
-                f"this process is rank {self.rank}, and ranks is {list(ranks)}: only the ranks that it names call save"
-            )
-        numbers = {str(name): float(value) for name, value in (metrics or {}).items()}
-        return SaveOptions(
-            _step(step), numbers, _contents(pointers), _BUSY_POLICIES[busy], timeout, contributing, check
-        )
-
     def __repr__(self) -> str:
         return f"<ckptd.Run {self.root} rank={self.rank}/{self.world_size} attempt={self.attempt}>"
 
@@ -406,20 +367,3 @@ def _check_load(load: Any) -> None:
             f"load is a {type(load).__name__}; it must be a function that loads from a checkpoint, such as "
             "lambda c: c and model.load_state_dict(c.load(\"model.pt\"))"
         )
-
-
-def _step(step: Any) -> Optional[int]:
-    if step is None:
-        return None
-    try:
-        return operator.index(step)
-    except TypeError:
-        raise TypeError(f"step is {step!r}; it must be an int, or None") from None
-
-
-def _contents(pointers: Optional[Mapping[str, str]]) -> Dict[str, str]:
-    contents = dict(pointers or {})
-    for name, content in contents.items():
-        if not isinstance(name, str) or not isinstance(content, str):
-            raise TypeError(f"pointers has {name!r}: {content!r}; it maps names of files to their text")
-    return contents

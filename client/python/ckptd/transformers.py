@@ -25,7 +25,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 
 from ckptd import _trainer_files, errors
 from ckptd._checkpoint_paths import is_committed, warn_unverified
-from ckptd._node_process import Place, Process, await_sealed
+from ckptd._node_process import ADMISSION_SECONDS, Place, Process, await_sealed
 from ckptd._patches import Patches
 from ckptd._paths import directory_path
 from ckptd._removal import await_removal, unkept
@@ -38,7 +38,6 @@ from ckptd.run import Run
 __all__ = ["CheckpointCallback", "configure", "latest", "wait"]
 
 _log = logging.getLogger("ckptd")
-_ADMISSION_SECONDS = 120.0
 _TAG = re.compile(r"checkpoint-(\d+)\Z")  # As the Trainer names its checkpoints.
 _LARGE = ("optimizer.pt", "optimizer.bin", "pytorch_model.bin")  # Of the files of torch.save.
 _BEST = "is_best"  # The metric that is 1 for checkpoints that were the best ones when they were saved.
@@ -68,7 +67,7 @@ class CheckpointCallback(transformers.TrainerCallback):  # type: ignore[misc]
         RuntimeError: this version of transformers saves in a way that ckptd does not know.
     """
 
-    def __init__(self, *, retention: Optional[Keep] = None, timeout: float = _ADMISSION_SECONDS) -> None:
+    def __init__(self, *, retention: Optional[Keep] = None, timeout: float = ADMISSION_SECONDS) -> None:
         self._retention = retention
         self._timeout = timeout
         self._run: Optional[Run] = None  # That was saved to last.

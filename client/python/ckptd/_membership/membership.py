@@ -4,6 +4,7 @@ not ended.
 
 import collections
 import copy
+import dataclasses
 import logging
 import os
 import threading
@@ -36,6 +37,17 @@ class Joined(NamedTuple):
     run: str  # Its resource name, `runs/{run}`.
     attempt: int
     run_id: str
+
+
+@dataclasses.dataclass(frozen=True)
+class JoinOptions:
+    """What a rank joins a run with: arguments of Client.run(), which describes them."""
+
+    run_id: str = ""  # That the run must have; empty: any.
+    attempt: int = 0  # That this launch must be; 0: any.
+    keep: Optional[Keep] = None  # The retention policy that saves bring; None leaves it to the other ranks.
+    commit_timeout: float = 600.0  # Seconds from a save's first Begin to its last Seal.
+    takeover: bool = False  # Fence off a launch of another job that runs.
 
 
 class RootDirectory:
@@ -76,26 +88,17 @@ class Membership:
         launch: Launch,
         recovery: Recovery,
         watcher: Watcher,
+        options: JoinOptions,
         *,
-        run_id: str,
-        attempt: int,
-        keep: Optional[Keep],
-        commit_timeout: float,
         copy_threads: int,
         keep_alive: object,
-        takeover: bool = False,
     ) -> None:
         """Does not join yet.
 
         Args:
             root: absolute path of the root directory.
-            run_id: the id that the run must have; empty for any.
-            attempt: the attempt that this must be; 0 for any.
-            keep: the retention policy that saves bring; None to leave it to the other ranks.
-            commit_timeout: seconds from a save's first Begin to its last Seal.
             keep_alive: referred to as long as this object lives: what closes the connection when it is
                 collected.
-            takeover: fence off a launch of another job that runs.
         """
         self.connection = connection
         self.root = root
@@ -103,16 +106,14 @@ class Membership:
         self.launch = launch
         self.recovery = recovery
         self.watcher = watcher
-        self.keep = keep
-        self.commit_timeout = commit_timeout
+        self.keep = options.keep  # Which the user may replace.
+        self.commit_timeout = options.commit_timeout
         self.copy_threads = copy_threads
         self._keep_alive = keep_alive
-        self._requested_run_id = run_id
-        self._requested_attempt = attempt
+        self._options = options
         self._lock = threading.Lock()
         self._join_lock = threading.Lock()
         self._present: Optional[Joined] = None
-        self._takeover = takeover
         self._ordinals = ordinals_of(connection, root, launch.rank)
         self._replaced = False
         self._saves_begun = 0  # In all attempts.
@@ -207,15 +208,15 @@ class Membership:
         deadline = time.monotonic() + timeout
         request = messages.JoinRunRequest(
             root=session.attach_root(self.directory.descriptor, self.root, timeout),
-            run_id=self._requested_run_id,
+            run_id=self._options.run_id,
             rank=self.rank,
             world_size=self.world_size,
             local_world_size=self.launch.local_world_size,
             launch_id=self.launch.launch_id,
-            attempt=self._requested_attempt,
+            attempt=self._options.attempt,
             process=process_id(),
             job=self.launch.job,
-            takeover=self._takeover,
+            takeover=self._options.takeover,
         )
         request.orphaned.extend(save.key for save in orphaned)
         return session.call(session.checkpoints.JoinRun, request, max(0.0, deadline - time.monotonic()))

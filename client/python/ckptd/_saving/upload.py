@@ -3,15 +3,16 @@
 import logging
 import threading
 import time
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, TypeVar
+from typing import Any, Callable, List, Optional, Sequence, TypeVar
 
 from ckptd import errors
 from ckptd._membership.membership import RPC_SECONDS, Joined, Membership
 from ckptd._membership.unended_save import UnendedSave
 from ckptd._memory.image import Memory, PiecesImage
 from ckptd._saving import finite
-from ckptd._saving.finite import Finite, NonFiniteTensor
+from ckptd._saving.finite import NonFiniteTensor
 from ckptd._saving.part_files import PartFile, PartRoom, check_places, part_file
+from ckptd._saving.save_options import SaveOptions
 from ckptd._saving.save_state import SaveState
 from ckptd._saving.wait_budget import WaitBudget
 from ckptd._session.interrupts import uninterrupted
@@ -42,18 +43,6 @@ _WRITE_FILE_BYTES = 1 << 20  # Data in one WriteFile message.
 _SLOWEST_STREAM = 20e6  # Bytes per second; a slower stream times out.
 
 
-class SaveOptions(NamedTuple):
-    """The options of one save, beside its tag and files."""
-
-    step: Optional[int]
-    metrics: Dict[str, float]
-    pointers: Dict[str, str]
-    busy: Any  # types.BusyPolicy
-    timeout: float  # Seconds for admission.
-    ranks: Tuple[int, ...] = ()  # Those that contribute, ascending; empty: all.
-    check: Optional[Finite] = None
-
-
 class PartUpload(UnendedSave):
     """Brings one rank's part to a daemon.
 
@@ -62,7 +51,7 @@ class PartUpload(UnendedSave):
     run's SaveRecovery may upload it to the next daemon.
     """
 
-    def __init__(self, membership: Membership, tag: str, options: SaveOptions, growing: bool) -> None:
+    def __init__(self, membership: Membership, options: SaveOptions, growing: bool) -> None:
         """growing: files are added after Begin, one by one."""
         self._started = time.monotonic()
         self.membership = membership
@@ -71,8 +60,8 @@ class PartUpload(UnendedSave):
         self._budget = WaitBudget(options.timeout)
         joined = self._repeat(lambda: membership.joined(self._seconds_left()))
         self._joined_at = time.monotonic()
-        self.state = SaveState(membership, tag, joined, options.ranks)
-        self.tag = tag
+        self.state = SaveState(membership, options.tag, joined, options.contributors)
+        self.tag = options.tag
         self.number = self.state.number
         self.attempt = self.state.attempt
         self.key = self.state.key
@@ -215,10 +204,10 @@ class PartUpload(UnendedSave):
         request = messages.BeginRequest(
             key=self.key,
             growing=self._growing and not is_recovered,
-            busy=types.WAIT if is_recovered else self._options.busy,
+            busy=types.WAIT if is_recovered else self._options.busy_policy,
             metrics=self._options.metrics,
             pointers=self._options.pointers,
-            ranks=self._options.ranks,
+            ranks=self._options.contributors,
         )
         if self._options.step is not None:
             request.step = self._options.step
@@ -474,12 +463,12 @@ class PartUpload(UnendedSave):
                 # so that there is a save that can be aborted.
                 with uninterrupted():
                     is_begun = begin is not None and begin.done()
-                is_alone = self.membership.world_size == 1 or len(self._options.ranks) == 1
+                is_alone = self.membership.world_size == 1 or len(self._options.contributors) == 1
                 is_unknown_to_all = is_alone and not self._is_begin_unanswered
                 if is_unknown_to_all or time.monotonic() >= deadline or is_begun:
                     break
             if begin is None:
-                empty = messages.BeginRequest(key=self.key, growing=True, ranks=self._options.ranks)
+                empty = messages.BeginRequest(key=self.key, growing=True, ranks=self._options.contributors)
                 if self._options.step is not None:
                     empty.step = self._options.step
                 begin = session.start(session.checkpoints.Begin, empty, _ABORT_SECONDS)

@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from ckptd import errors
+from ckptd._node_process import ADMISSION_SECONDS
 from ckptd._paths import step_of
 from ckptd._ranks import is_distributed
 from ckptd._saving.part import Part
@@ -30,7 +31,6 @@ from ckptd.dcp._stager import Stager
 from ckptd.retention import Keep, keep_of_arguments
 
 _WAIT = ("committed", "sealed")
-_ADMISSION_SECONDS = 120.0
 
 
 class Options(NamedTuple):
@@ -118,7 +118,7 @@ class Writer(StorageWriter, Stager):
         metrics: Optional[Mapping[str, float]] = None,
         step: Optional[int] = None,
         wait: LevelName = "committed",
-        timeout: float = _ADMISSION_SECONDS,
+        timeout: float = ADMISSION_SECONDS,
     ) -> None:
         super().__init__()
         Stager.__init__(self)

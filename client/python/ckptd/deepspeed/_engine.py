@@ -8,6 +8,7 @@ import warnings
 from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
 from ckptd import errors
+from ckptd._node_process import ADMISSION_SECONDS
 from ckptd._saving.file_values import Torch
 from ckptd._saving.part import Part
 from ckptd._saving.save import LevelName, Save
@@ -71,7 +72,7 @@ class CheckpointEngine(_hooks.HookedEngine):
         num_kept_ckpts: Optional[int] = None,
         retention: Optional[Keep] = None,
         wait: LevelName = "sealed",
-        timeout: float = 120.0,
+        timeout: float = ADMISSION_SECONDS,
     ) -> None:
         if wait not in _WAIT:
             raise ValueError(f'wait is "{wait}"; it must be "sealed" or "committed"')
