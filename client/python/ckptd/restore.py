@@ -218,30 +218,27 @@ class Checkpoint:
             def unpickle(location: Any, records: Optional[Records] = None) -> Any:
                 return self._unpickle(file, name, location, weights_only, safe_globals, records)
 
-            image = self._residents.map(name) if mmap and self._residents and str(map_location) == "cpu" else None
-            if image is not None:
-                mapped = self._load_in_place(file, unpickle, lambda saved, records: map_tensors(saved, image, records))
-                if mapped is not None:
-                    return mapped
-            if into is None:
-                state = None
-                if str(map_location) == "cpu" and weights_only and not safe_globals:
-                    state = self._load_in_place(
-                        file, unpickle, lambda saved, records: read_new_tensors(saved, file, records)
-                    )
-                return state if state is not None else unpickle(map_location)
-            load_into(
-                file,
-                into,
-                unpickle,
-                lambda why: errors.Refused(
-                    f"{name} of {self.tag} does not fit the target of into=: {why}",
-                    reason="STATE_MISMATCH",
-                    tag=self.tag,
-                    path=name,
-                ),
-            )
-            return into
+            if into is not None:
+                load_into(file, into, unpickle, lambda why: self._does_not_fit(name, why))
+                return into
+            state = None
+            if mmap and str(map_location) == "cpu":
+                state = self._load_mapped(file, name, unpickle)
+            if state is None and str(map_location) == "cpu" and weights_only and not safe_globals:
+                state = self._load_in_place(file, unpickle, lambda saved, records: read_new_tensors(saved, file, records))
+            return state if state is not None else unpickle(map_location)
+
+    def _does_not_fit(self, name: str, why: str) -> errors.Refused:
+        return errors.Refused(
+            f"{name} of {self.tag} does not fit the target of into=: {why}", reason="STATE_MISMATCH", tag=self.tag, path=name
+        )
+
+    def _load_mapped(self, file: VerifiedFile, name: str, load: "Callable[..., Any]") -> Any:
+        """Loads a file into a mapping of the daemon's memory; None if it is not there, or may not be mapped."""
+        image = self._residents.map(name) if self._residents else None
+        if image is None:
+            return None
+        return self._load_in_place(file, load, lambda saved, records: map_tensors(saved, image, records))
 
     def _load_in_place(
         self, file: VerifiedFile, load: "Callable[..., Any]", place: "Callable[[Any, Records], Any]"

@@ -129,13 +129,72 @@ def _named(module: str, name: str) -> Any:
 
 
 _PythonUnpickler: Any = pickle._Unpickler
+# Classes of which a file may make objects without calling them, and give them a state.
+_WITH_STATE = (TensorReference, InternalTensorReference, collections.OrderedDict)
 
 
-def _strict(more: "Dict[Tuple[str, str], Any]", refuse: "Callable[[str], Exception]") -> Any:
-    """Returns an unpickler for files that are not trusted.
+class _StrictUnpickler(_PythonUnpickler):  # type: ignore[misc]
+    """An unpickler for files that are not trusted. See _strict() for its attributes.
 
     It derives from Python's own unpickler (pickle._Unpickler), whose operations can be checked one by one.
     The one in C would set attributes of anything on its stack, even of classes and functions.
+    """
+
+    dispatch = dict(_PythonUnpickler.dispatch)
+    called: Dict[Tuple[str, str], Any]
+    more_allowed: Sequence[Any]
+    refuse: "Callable[[str], Exception]"
+
+    def find_class(self, module: str, name: str) -> Any:
+        value = self.called.get((module, name)) or _OURS.get((module, name)) or _named(module, name)
+        if value is None:
+            raise self.refuse(f"{module}.{name}")
+        return value
+
+    def _check_called(self, function: Any, allowed: Any) -> None:
+        # By identity: an object of the file could be equal to anything.
+        if not any(function is one for one in (*allowed, *self.more_allowed)):
+            raise self.refuse(f"a call of {_name_of(function)}")
+
+    def load_reduce(self) -> None:
+        self._check_called(self.stack[-2], self.called.values())
+        super().load_reduce()
+
+    def _instantiate(self, kind: Any, args: Any) -> None:
+        self._check_called(kind, self.called.values())
+        super()._instantiate(kind, args)
+
+    def load_newobj(self) -> None:
+        self._check_called(self.stack[-2], _WITH_STATE)
+        super().load_newobj()
+
+    def load_newobj_ex(self) -> None:
+        self._check_called(self.stack[-3], ())
+        super().load_newobj_ex()
+
+    def load_build(self) -> None:
+        state, target = self.stack[-1], self.stack[-2]
+        if any(type(target) is one for one in self.more_allowed):
+            super().load_build()
+            return
+        if type(target) not in _WITH_STATE:
+            raise self.refuse(f"a state for {_name_of(target)}")
+        if not isinstance(state, dict) or not all(isinstance(key, str) for key in state):
+            raise pickle.UnpicklingError(f"a {type(target).__name__} whose state is not a dict of names")
+        self.stack.pop()
+        target.__dict__.update(state)
+
+    for _code, _load in (
+        (pickle.REDUCE, load_reduce),
+        (pickle.NEWOBJ, load_newobj),
+        (pickle.NEWOBJ_EX, load_newobj_ex),
+        (pickle.BUILD, load_build),
+    ):
+        dispatch[_code[0]] = _load
+
+
+def _strict(more: "Dict[Tuple[str, str], Any]", refuse: "Callable[[str], Exception]") -> Any:
+    """Returns the class of an unpickler for files that are not trusted. torch.load() derives another one from it.
 
     Args:
         more: what the user allows in addition, by (module, name). It may do whatever Python can.
@@ -143,57 +202,8 @@ def _strict(more: "Dict[Tuple[str, str], Any]", refuse: "Callable[[str], Excepti
     """
     more_allowed = list(more.values())
     called = {**_CALLED, ("torch._tensor", "_rebuild_from_type_v2"): _tensor_of_type(more_allowed), **more}
-
-    class Unpickler(_PythonUnpickler):  # type: ignore[misc]
-        dispatch = dict(_PythonUnpickler.dispatch)
-
-        def find_class(self, module: str, name: str) -> Any:
-            value = called.get((module, name)) or _OURS.get((module, name)) or _named(module, name)
-            if value is None:
-                raise refuse(f"{module}.{name}")
-            return value
-
-        def _check_called(self, function: Any, allowed: Any) -> None:
-            if not any(function is one for one in (*allowed, *more_allowed)):
-                raise refuse(f"a call of {_name_of(function)}")
-
-        def load_reduce(self) -> None:
-            self._check_called(self.stack[-2], called.values())
-            super().load_reduce()
-
-        def _instantiate(self, kind: Any, args: Any) -> None:
-            self._check_called(kind, called.values())
-            super()._instantiate(kind, args)
-
-        def load_newobj(self) -> None:
-            self._check_called(self.stack[-2], (TensorReference, InternalTensorReference, collections.OrderedDict))
-            super().load_newobj()
-
-        def load_newobj_ex(self) -> None:
-            self._check_called(self.stack[-3], ())
-            super().load_newobj_ex()
-
-        def load_build(self) -> None:
-            state, target = self.stack[-1], self.stack[-2]
-            if any(type(target) is one for one in more_allowed):
-                super().load_build()
-                return
-            if type(target) not in (TensorReference, InternalTensorReference, collections.OrderedDict):
-                raise refuse(f"a state for {_name_of(target)}")
-            if not isinstance(state, dict) or not all(isinstance(key, str) for key in state):
-                raise pickle.UnpicklingError(f"a {type(target).__name__} whose state is not a dict of names")
-            self.stack.pop()
-            target.__dict__.update(state)
-
-        for _code, _load in (
-            (pickle.REDUCE, load_reduce),
-            (pickle.NEWOBJ, load_newobj),
-            (pickle.NEWOBJ_EX, load_newobj_ex),
-            (pickle.BUILD, load_build),
-        ):
-            dispatch[_code[0]] = _load
-
-    return Unpickler
+    attributes = {"called": called, "more_allowed": more_allowed, "refuse": staticmethod(refuse)}
+    return type("Unpickler", (_StrictUnpickler,), attributes)
 
 
 def _name_of(value: Any) -> str:
