@@ -153,7 +153,7 @@ def is_unchanged(file: CheckpointFile) -> bool:
 
 
 def find_linked(path: str) -> Optional[CheckpointFile]:
-    """Returns what ckptd has committed as the file at a path, also if somebody has renamed it in its folder; None if it is
+    """Returns what ckptd has committed as the file at a path, also under another name in its folder; None if it is
     another program's file, or a copy. Follows links.
     """
     real = os.path.realpath(path)
@@ -191,8 +191,8 @@ def link(file: CheckpointFile) -> None:
             _log.info("ckptd: %s becomes a symbolic link: %s", file.path, error)
             _replace(file, parent, os.symlink, os.path.relpath(file.data, parent))
         _sync_directory(parent)
-    # After the file is durable: a record without the file means that the user has removed it. A symbolic link gets none,
-    # because whoever moves that has not moved the bytes.
+    # After the file is durable: a record without the file means that the user has removed it. A symbolic link gets none:
+    # a user who moves the link has not moved the bytes.
     if not os.path.islink(file.path):
         _write_record(file, linked)
 
@@ -232,7 +232,7 @@ def due_removals(folder: str) -> List[CheckpointFile]:
             successor = mark.read()
         if not successor or has_manifest(os.path.join(file.root, successor)):
             due.append(file)
-    for tag in set(tags) - {file.tag for file in due}:
+    for tag in set(tags) - {file.tag for file in due}:  # The save that was to replace it did not commit.
         os.unlink(os.path.join(marks, tag))
     return due
 
@@ -251,7 +251,7 @@ def repair(folder: str) -> List[CheckpointFile]:
     """Makes the links that a crash has prevented, of all committed checkpoints of a folder.
 
     Returns:
-        The checkpoints whose file somebody has removed or replaced, and that no other name leads to.
+        The checkpoints whose file a user has removed or replaced, and that no other name leads to.
 
     Raises:
         OSError: a file cannot be made.
@@ -351,6 +351,7 @@ def _write_record(file: CheckpointFile, linked: str) -> None:
 
 
 def _write(file: CheckpointFile, path: str, text: str) -> None:
+    # Atomic but not synced: a record that a power failure has torn is read as a missing one.
     os.makedirs(os.path.dirname(path), exist_ok=True)
     temporary = _temporary(file.root)
     with open(temporary, "w", encoding="utf-8", errors="surrogateescape") as written:

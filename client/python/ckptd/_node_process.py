@@ -223,10 +223,11 @@ class Process:
             self._in_flight.append((_real(place), save))
             if not self._at_exit:
                 self._at_exit = True
+                # After the client has registered its own end: handlers run in the reverse order.
                 atexit.register(self._end)
 
     def add_failure(self, place: Place, error: BaseException) -> None:
-        """Adds a failure to those of the root's run, unless the run has heard of it by itself."""
+        """Adds a failure to those of the root's run, unless it is there already."""
         with self._lock:
             joined = self._runs.get(os.path.realpath(place.root))
         if joined is not None and not any(known.tag == place.tag for known in joined.run.failures()[-1:]):
@@ -303,10 +304,13 @@ class Process:
             except errors.WaitTimeout as error:
                 _log.error("ckptd: %s", error)
             except errors.CkptdError as error:
-                _log.debug("ckptd: %s", error)  # Whoever saved has heard of it.
+                _log.debug("ckptd: %s", error)  # The caller of the save gets the same error.
 
     def _await_one(self, save: Save, deadline: float) -> None:
-        """Waits until a save has ended. errors.WaitTimeout at the deadline, and after a while without a daemon."""
+        """Waits until a save has ended. errors.WaitTimeout at the deadline, and after 120 s without a daemon.
+
+        It waits in steps of a second: the wait for a save does not end when its daemon is gone for good.
+        """
         begin = time.monotonic()
         while True:
             left = deadline - time.monotonic()
@@ -361,6 +365,7 @@ def await_sealed(run: RunReader, timeout: float, tag: Optional[str] = None) -> b
     """Waits for the saves that all ranks had sealed: a rank for those of earlier launches, a process that only reads
     for all. Returns whether there was one.
 
+    timeout: seconds to wait for each.
     tag: only those of this tag.
     """
     found = False
@@ -373,5 +378,5 @@ def await_sealed(run: RunReader, timeout: float, tag: Optional[str] = None) -> b
 
 
 def has_ended(save: Save) -> bool:
-    """Returns whether a save is committed, has failed, or nobody can tell any more how it ended."""
+    """Returns whether a save is committed, has failed, or has an end that cannot be known any more."""
     return save.level not in ("open", "staged", "sealed")

@@ -11,7 +11,7 @@ from ckptd.run import Run
 
 _log = logging.getLogger("ckptd")
 _SECONDS = 10.0  # An old checkpoint that is still there is no failure of a save.
-_PAUSE_SECONDS = 0.002  # The daemon tells nobody when it has removed a checkpoint.
+_PAUSE_SECONDS = 0.002  # The daemon sends no event when it has removed a checkpoint.
 _ASK_SECONDS = 0.1  # After this the daemon is asked whether something keeps one now.
 
 

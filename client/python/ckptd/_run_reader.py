@@ -73,7 +73,7 @@ class RunReader:
                 return found
 
     def open(self, tag: "Union[str, int]" = "latest", *, strict: bool = False, background: bool = False) -> Checkpoint:
-        """Opens a committed checkpoint for reading by this process alone. Fences nobody.
+        """Opens a committed checkpoint for reading by this process alone. Fences no attempt off.
 
         Args:
             tag (str): the checkpoint, or a link to one; ``"latest"`` is the newest one that is not known to be
@@ -115,7 +115,7 @@ class RunReader:
         return checkpoint
 
     def _wait_for_end(self, tag: str, timeout: float) -> CheckpointInfo:
-        """Returns the newest save of a tag, whoever began it, when it has ended or after `timeout` seconds."""
+        """Returns the newest save of a tag, of any attempt, when it has ended or after `timeout` seconds."""
 
         def ask(joined: Joined) -> Any:
             request = messages.WaitRequest(name=f"{joined.run}/checkpoints/{tag}", level=types.COMMITTED)
@@ -136,7 +136,7 @@ class RunReader:
 class DaemonRoot(RunReader):
     """The checkpoints of a root, read through the daemon without being a rank. From :meth:`Client.open`.
 
-    It needs no rank and fences nobody: an evaluation beside the job that trains, or a notebook, uses it. A
+    It needs no rank and fences no attempt off: an evaluation beside the job that trains, or a notebook, uses it. A
     checkpoint that is still in the daemon's memory is read from there, and retention keeps one that is open.
 
     Thread-safe. Calls that need the daemon wait while it restarts.

@@ -168,6 +168,7 @@ class CheckpointIO(_io.TorchCheckpointIO):  # type: ignore[misc]
         file = self._file(path)
         self._warn_of_failures(list(self._untold))
         with _lock:
+            # A removal or a link that was to come is of the file that this save replaces.
             self._removals = [removal for removal in self._removals if removal.file != file]
             self._links.pop(file.path, None)
             _lightning_files.unmark_removed(file)
@@ -179,7 +180,7 @@ class CheckpointIO(_io.TorchCheckpointIO):  # type: ignore[misc]
         with _lock:
             self._newest[file.root] = saving
             self._in_flight.append(saving)
-        saving.call_at_end(self._settle)
+        saving.call_at_end(self._settle)  # After it is listed: the save may have ended already, and this calls at once.
         if saving.error is not None:
             self._settle()
         self._remove()
@@ -250,7 +251,7 @@ class CheckpointIO(_io.TorchCheckpointIO):  # type: ignore[misc]
             timeout (float, optional): seconds to wait. Default: that of :func:`configure`, an hour
 
         Raises:
-            ckptd.CkptdError: one has failed, also before the call if neither a save nor a wait has told of it.
+            ckptd.CkptdError: one has failed, also before the call if no save and no wait has raised its error.
             ckptd.WaitTimeout: one has not ended. It goes on.
         """
         only = None if path is None else self._file(path)
@@ -283,7 +284,7 @@ class CheckpointIO(_io.TorchCheckpointIO):  # type: ignore[misc]
             for saving in self._newest.values():
                 with contextlib.suppress(errors.CkptdError):
                     await_removal(process.run(saving.file.root, 0, 1))
-        self._remove()
+        self._remove()  # Needs the daemon, and so comes before close().
         process.close()
         self._folders, self._prepared, self._newest = [], set(), {}
         self._warn_of_failures(self._failed[-1:] if self._num_failed else [])
@@ -400,8 +401,8 @@ class CheckpointIO(_io.TorchCheckpointIO):  # type: ignore[misc]
         self._settle()
 
     def _settle(self) -> None:
-        """Makes the files of saves that have been committed, and the links to those. The thread that hears of commits calls
-        it, too.
+        """Makes the files of saves that have been committed, and the links to those. The client's thread calls it, too,
+        when a save has ended.
         """
         with _publishing:
             with _lock:
@@ -435,7 +436,7 @@ class CheckpointIO(_io.TorchCheckpointIO):  # type: ignore[misc]
         _log.warning(text, self._num_failed, self._num_saves, failed[-1].file.path, failed[-1].error)
 
     def _raise_failure(self, file: Optional[CheckpointFile]) -> None:
-        """Raises the error of a save that nothing has told of. file: only of this one; None for all."""
+        """Raises the first error that no call has raised yet. file: only of this one; None for all."""
         with _lock:
             failed = [saving for saving in self._untold if file in (None, saving.file)]
             self._untold = [saving for saving in self._untold if saving not in failed]
@@ -446,7 +447,7 @@ class CheckpointIO(_io.TorchCheckpointIO):  # type: ignore[misc]
     def _update_links(self) -> None:
         """Makes the links to those checkpoints that are no longer in flight; not to those that have failed.
 
-        Other threads hear of commits, not always in their order: a link never goes back to an older checkpoint.
+        Other threads learn of commits, not always in their order: a link never goes back to an older checkpoint.
         """
         for linkpath, paths in list(self._links.items()):
             ended = [path for path in paths if not self._is_in_flight(path)]
@@ -592,7 +593,7 @@ def _find_last_checkpoints(stock: Any, callback: Any, trainer: Any) -> Any:
 
 
 def _set_up(stock: Any, callback: Any, trainer: Any, module: Any, stage: str) -> None:
-    stock(callback, trainer, module, stage)
+    stock(callback, trainer, module, stage)  # First: it sets the dirpath of a callback that has none.
     plugin = _plugin_of(trainer)
     stock_async = tuple(importlib.import_module(f"{package}.plugins.io").AsyncCheckpointIO for package in _replaced)
     if isinstance(trainer.strategy.checkpoint_io, stock_async) and plugin is not None:
@@ -633,6 +634,7 @@ def _await_files(trainer: Any, path: Any = None) -> None:
             plugin.wait(path)
         except errors.CkptdError as error:
             failure = error  # With on_failure="warn" it is in the log.
+    # A collective: rank 0 takes part also after a failure, for which the others would wait otherwise.
     is_saved = trainer.strategy.reduce_boolean_decision(failure is None, all=True)
     if not is_saved and plugin.raises:
         raise failure or errors.CheckpointFailed("rank 0 could not save a checkpoint; its error says why", reason="SAVE_ABORTED")

@@ -166,7 +166,7 @@ class LocalDaemon:
 
         After the last user, and when no other process is connected, it publishes what is sealed and ends.
         """
-        starters.remove(self.endpoint, self._start_again)
+        starters.remove(self.endpoint, self._start_again)  # First: a client that loses the daemon now must not start it.
         keeper, self._keeper = self._keeper, None
         if keeper is not None:
             keeper.close()
@@ -177,7 +177,7 @@ class LocalDaemon:
             _make_private(folder)
         deadline = time.monotonic() + 2 * _START_SECONDS
         with open(os.path.join(self.folder, "start.lock"), "a", encoding="ascii", opener=_open_private) as lock:
-            self._take(lock, deadline)
+            self._take(lock, deadline)  # Of several processes one starts the daemon; the others find it running.
             return self._join(deadline) or self._spawn()
 
     def _start_again(self) -> None:
@@ -251,7 +251,7 @@ class LocalDaemon:
             time.sleep(0.05)
 
     def _take_over_settings(self, status: Any) -> None:
-        """The daemon runs with the settings of whoever started it."""
+        """Takes over the pool of the daemon that runs, which the process that started it has chosen; warns if it differs."""
         running, segment = int(status.pool.total_bytes), max(1, int(status.pool.segment_bytes))
         if running != self.pool_bytes // segment * segment:  # The daemon rounds down to whole segments.
             _log.warning(
@@ -273,7 +273,7 @@ class LocalDaemon:
             try:
                 process, log_begin = self._execute(config, theirs)
             finally:
-                os.close(theirs)
+                os.close(theirs)  # Only the daemon holds it then: the pipe ends if the daemon does.
             if not _says_ready(ready, _START_SECONDS):
                 raise self._did_not_start(process, log_begin)
         finally:
@@ -310,7 +310,7 @@ class LocalDaemon:
                 stderr=log,
                 pass_fds=(ready,),
                 env=environment,
-                cwd="/",
+                cwd="/",  # The daemon outlives this process, and must not keep its directory's file system busy.
                 start_new_session=True,  # A Ctrl-C in the trainer's terminal must not reach it.
             )
         return process, begin
@@ -403,11 +403,11 @@ def _quoted(text: str) -> str:
 def _says_ready(descriptor: int, seconds: float) -> bool:
     """Returns whether READY comes in time. False also at the end of the pipe, when the daemon has ended."""
     deadline = time.monotonic() + seconds
-    said = b""
-    while b"READY" not in said:
+    received = b""
+    while b"READY" not in received:
         readable, _, _ = select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
         piece = os.read(descriptor, 64) if readable else b""
         if not piece:
             return False
-        said += piece
+        received += piece
     return True

@@ -55,8 +55,8 @@ class Checkpoint:
     From :meth:`Run.open`, :meth:`Run.resume`, :meth:`Run.restore` or :meth:`Root.open`. Use it from one
     thread at a time. While it is open, neither retention nor a new save of its tag removes it, unless it was
     opened without a daemon. Every byte that it returns was verified: ``Corrupt`` names the file and the chunk
-    that is not what was saved. The daemon is told of the damage, remembers it, and offers an older checkpoint
-    from then on.
+    that is not what was saved. The process reports the damage to the daemon, which
+    records it and offers an older checkpoint from then on.
 
     Leaving the ``with`` block of one from :meth:`Run.resume` waits until every rank has left its own, so that
     no rank trains on alone. It raises ``Corrupt`` if a rank has found damage, ``CheckpointFailed`` if a rank
@@ -284,7 +284,7 @@ class Checkpoint:
         why = why_not_meta(file) if str(map_location) == "meta" and records is None else ""
         if why:
             raise errors.invalid(f"{name} of {self.tag} cannot be loaded to the meta device, because {why}: load it to the CPU")
-        file.seek(0)
+        file.seek(0)  # A try on the meta device may have read from it.
         with file.buffered() as reader, allowed:
             if weights_only:
                 reader = script_check.checked(reader, refuse)
@@ -316,6 +316,7 @@ class Checkpoint:
         """Closes the checkpoint, as leaving the ``with`` block does. May be called more than once."""
         reporter, self._reporter = self._reporter, None
         try:
+            # It waits for the other ranks, and raises if one has failed. The lease ends in both cases.
             if reporter is not None:
                 reporter.finish()
         finally:
@@ -344,7 +345,7 @@ class Checkpoint:
     def __exit__(self, kind: Any, error: Any, _: Any) -> None:
         if kind is not None and self._reporter is not None:
             self._reporter.fail(f"{kind.__name__}: {error}")
-            self._reporter = None
+            self._reporter = None  # close() must not wait for the other ranks: this failure ends their waiting.
         self.close()
 
     def __repr__(self) -> str:
@@ -516,7 +517,7 @@ class Root:
     def _summaries(self, unreadable: Optional[List[CheckpointInfo]] = None) -> "List[Tuple[int, str]]":
         """Returns (sequence, tag) of each checkpoint whose manifest has a valid head, newest first.
 
-        Adds those with a damaged head, of which nobody knows when they were saved, to `unreadable`, if that is given.
+        Adds those with a damaged head, whose sequence is unknown, to `unreadable`, if that is given.
         """
         found = []
         for name in os.listdir(self.path):
@@ -528,7 +529,7 @@ class Root:
                 continue  # A file or a link, and no checkpoint.
             try:
                 summary = read_summary(directory, os.path.join(self.path, name))
-                if summary.tag == name:  # Otherwise somebody has copied or renamed it.
+                if summary.tag == name:  # Otherwise it is a renamed or copied checkpoint.
                     found.append((summary.sequence, name))
             except OSError:
                 continue  # No manifest: not a checkpoint of ckptd.
@@ -575,7 +576,7 @@ class Root:
         unreadable: List[CheckpointInfo] = []
         for sequence, name in self._summaries(unreadable):
             if strict and any(each.damage for each in passed):
-                break
+                break  # Any other would be an older one in the place of a damaged one.
             try:
                 checkpoint = self._open(name, damages)
             except errors.Corrupt as error:
@@ -601,6 +602,7 @@ class Root:
 
     def _open(self, name: str, damages: Mapping[int, Any]) -> Checkpoint:
         path = os.path.join(self.path, name)
+        # A name with a slash would leave the root, and one that begins with a dot is no tag.
         if os.path.basename(path) != name or name.startswith(".") or "\0" in name:
             raise self._missing(name)
         if os.path.islink(path):
@@ -619,9 +621,10 @@ class Root:
             os.close(directory)
             raise
         damage = damages.get(summary.sequence)
-        said = damage.message if damage is not None and damage.tag == name else ""
+        # Both must fit: a checkpoint that was copied here may have the sequence of another one.
+        known_damage = damage.message if damage is not None and damage.tag == name else ""
         local = _LocalFiles(directory, records, summary.chunk_bytes)
-        return Checkpoint(info_of_manifest(summary, records, said), local, threads=native.default_threads(1))
+        return Checkpoint(info_of_manifest(summary, records, known_damage), local, threads=native.default_threads(1))
 
     def _open_linked(self, name: str) -> Checkpoint:
         real = os.path.realpath(os.path.join(self.path, name))

@@ -104,7 +104,7 @@ def best_of(checkpoints: "Iterable[CheckpointInfo]", metric: str, mode: str) -> 
 
 
 def keep_of_arguments(retention: Optional[Keep], num_kept_ckpts: Optional[int]) -> Optional[Keep]:
-    """Returns the policy of a run's arguments, of which users give at most one; None if they give none."""
+    """Returns the policy of two arguments of which at most one may be given; None, which keeps all, if neither is."""
     if num_kept_ckpts is None:
         if retention is not None and not isinstance(retention, Keep):
             raise TypeError(f"retention is {retention!r}; it must be a ckptd.Keep")

@@ -312,8 +312,8 @@ class Run(RetainedRun):
                     loaded = load(checkpoint)
                 return loaded
             except errors.Corrupt as error:
-                # Offered again: `load` has raised for another checkpoint, or the daemon has not heard of the
-                # damage.
+                # Offered again: the Corrupt was of another checkpoint that `load` has read, or the report of the
+                # damage has not reached the daemon. Another try would end the same way.
                 if before is not None and checkpoint.sequence >= before:
                     raise
                 before = checkpoint.sequence
@@ -331,7 +331,7 @@ class Run(RetainedRun):
             timeout (float): seconds that reading may take. Default: 600
 
         Returns:
-            Future[CheckpointInfo]: the checkpoint, when it is in memory. Nobody needs to wait for it. It
+            Future[CheckpointInfo]: the checkpoint, when it is in memory. Waiting for it is optional. It
             raises ``Refused`` if there is too little memory for it beside a save, and ``Corrupt`` if it is
             damaged; then readers read the disk.
         """

@@ -123,6 +123,7 @@ class CheckpointCallback(transformers.TrainerCallback):  # type: ignore[misc]
         run = process.run(place.root, args.process_index, args.world_size)
         run.retention = self._retention or _keep(args.save_total_limit)
         metrics = {_BEST: float(state.best_global_step == state.global_step)}
+        # The files that the Trainer writes itself are small; save() has copied them when the folder goes.
         with tempfile.TemporaryDirectory(prefix="ckptd-trainer-") as folder:
             files = _WrittenFiles(trainer, place, os.path.realpath(folder), write)
             save = run.save(place.tag, files=files, step=state.global_step, metrics=metrics, timeout=self._timeout)
@@ -264,7 +265,7 @@ def _files_below(folder: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _redirected(trainer: Any, folder: str) -> Iterator[None]:
-    """Makes a Trainer write its checkpoints below a folder."""
+    """Makes a Trainer write its checkpoints below a folder. It sets an attribute of this Trainer; others are not affected."""
     trainer._get_output_dir = lambda trial=None: folder
     try:
         yield
@@ -301,7 +302,7 @@ def _captured(folder: str) -> Iterator[Dict[str, Any]]:
     with Patches() as patches:
         patches.replace(torch, "save", save)
         patches.replace(safetensors.torch, "save_file", save_safetensors)
-        patches.replace(modeling_utils, "safe_save_file", save_safetensors)
+        patches.replace(modeling_utils, "safe_save_file", save_safetensors)  # The same function, imported by name.
         yield found
 
 

@@ -159,8 +159,8 @@ class Membership:
             orphaned = [save for save in elsewhere if save not in recoverable]
             joined = self._join(session, orphaned, max(0.0, deadline - time.monotonic()))
             self._assign(orphaned, session)
-            self.recovery.add(recoverable)  # Before any Begin of this rank.
-            replace_older(self)
+            self.recovery.add(recoverable)  # Before any Begin of this rank: await_earlier() keeps it behind them.
+            replace_older(self)  # Only now: one that cannot join replaces none.
             for warning in joined.warnings if self._present is None else ():
                 _log.warning("ckptd: %s", warning)
             self._present = Joined(session, joined.run, joined.attempt, joined.run_id)
@@ -222,8 +222,8 @@ class Membership:
         return session.call(session.checkpoints.JoinRun, request, max(0.0, deadline - time.monotonic()))
 
     def _assign(self, orphaned: "Iterable[UnendedSave]", session: Session) -> None:
-        """Leaves saves to the session's daemon: it has them on disk, or has told every rank that they are
-        lost.
+        """Leaves saves to the session's daemon: it has them on disk, or has reported to every rank that they
+        are lost.
         """
         with self._lock:
             for save in orphaned:

@@ -39,6 +39,7 @@ class Ordinals:
         self._begin_attempt(attempt)
         count = self._counts.get((tag, ranks), 0) + 1
         self._counts[tag, ranks] = count
+        # The bits above 24 tell the set of ranks. They are not 0, as they are in the ordinals of all ranks.
         return count if not ranks else (1 + zlib.crc32(repr(ranks).encode())) << 24 | count
 
     def advance_to(self, tag: str, attempt: int, number: int, ranks: Tuple[int, ...] = ()) -> None:
@@ -66,7 +67,7 @@ def ordinals_of(connection: Any, root: str, rank: int) -> Ordinals:
 
 
 def replace_older(holder: Holder) -> None:
-    """Makes `holder` the one that has its rank. An older one of another connection is told so.
+    """Makes `holder` the one that has its rank. Calls replace() of an older one of another connection.
 
     Those of the same connection share one membership in the daemon, and stay usable.
     """

@@ -35,7 +35,7 @@ class UnendedSave(abc.ABC):
 
     @abc.abstractmethod
     def has_ended(self) -> bool:
-        """Returns whether the save is committed, has failed, or nobody can tell any more how it ended."""
+        """Returns whether the save is committed, has failed, or has an end that cannot be known any more."""
 
     @abc.abstractmethod
     def update(self, checkpoint: Any) -> bool:

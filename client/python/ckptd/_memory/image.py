@@ -120,7 +120,7 @@ class PiecesImage(Image):
             stop = min(self.size, at + _WINDOW_BYTES)
             window = Memory([(address, len(buffer))], keep)
             native.copy(window.segments, -at, self._pieces, at, stop, 1)
-            yield bytes(memoryview(buffer)[: stop - at])
+            yield bytes(memoryview(buffer)[: stop - at])  # A copy: the next window is written over it.
 
 
 class JoinedImage(Image):

@@ -142,7 +142,7 @@ def copy(
 
     Args:
         segments: (addresses, ends in the part) of the part's memory, both array('Q').
-        base: where the file begins in the part.
+        base: where the file begins in the part; negative if the memory is a window that begins within the file.
         counting: counts on the way the numbers that are not finite. Then all of the file is copied.
 
     Raises:
@@ -179,7 +179,7 @@ def _copy(
     failed = library().ckptd_copy(
         *pointers[:2],
         len(addresses),
-        base % 2**64,
+        base % 2**64,  # The library adds to it modulo 2**64.
         *pointers[2:],
         count,
         start,
@@ -295,7 +295,10 @@ def read_verified(
 def _interruptible(
     read: Callable[[], int], done: Any, stop: Any, progress: "Optional[Callable[[int], None]]"
 ) -> int:
-    """Runs read() in another thread, so that this one can be interrupted; returns its result."""
+    """Runs read() in another thread, and returns its result.
+
+    Python runs no signal handler while its main thread is in a call of C: without this Ctrl-C would wait for the read.
+    """
     result: List[int] = []
     thread = threading.Thread(target=lambda: result.append(read()), name="ckptd-read", daemon=True)
     thread.start()
@@ -325,7 +328,7 @@ def map_shared(descriptor: int, size: int, writable: bool = True) -> int:
 
 
 def map_private(descriptors: Sequence[int], sizes: Sequence[int]) -> int:
-    """Maps segments one after another, privately: nobody else sees what this process writes there.
+    """Maps segments one after another, privately: what this process writes there stays its own.
 
     Returns the address.
     """

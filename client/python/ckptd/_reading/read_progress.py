@@ -1,4 +1,4 @@
-"""Reports to the daemon how far the reading of a checkpoint has come, for those who watch it (ckptctl watch)."""
+"""Reports to the daemon how far the reading of a checkpoint has come, for ckptctl watch."""
 
 import math
 import time
@@ -73,5 +73,5 @@ class ReadProgressReporter:
             with uninterrupted():
                 call = self._session.start(self._session.checkpoints.ReportReading, request, _ANSWER_SECONDS)
                 self._call = held_until_done(call)
-        except errors.CkptdError:  # The session has ended: there is nobody to report to any more.
+        except errors.CkptdError:  # The session has ended, and the read with it.
             self._next_report = math.inf

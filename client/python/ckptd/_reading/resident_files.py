@@ -41,7 +41,7 @@ class _ResidentPart:
             return self._memory
 
     def mapped(self) -> "PrivateMapping":
-        """Returns a private mapping of the part, which lasts as long as somebody refers to it.
+        """Returns a private mapping of the part, which lasts as long as anything refers to it.
 
         Only after the daemon has answered that the part may be mapped.
         """
@@ -73,7 +73,7 @@ class _ResidentPart:
 class PrivateMapping:
     """A part's segments mapped one after another; unmapped when nothing refers to it any more.
 
-    What this process writes to it nobody else sees.
+    What this process writes to it stays its own.
     """
 
     def __init__(self, descriptors: Sequence[int], sizes: Sequence[int]) -> None:
@@ -84,7 +84,7 @@ class PrivateMapping:
     def bytes_at(self, offset: int, size: int) -> Any:
         """Returns a writable buffer over `size` bytes, which keeps the mapping alive."""
         there: Any = (ctypes.c_char * size).from_address(self._address + offset)
-        there.owner = self
+        there.owner = self  # from_address() keeps nothing alive by itself.
         return there
 
 
@@ -127,7 +127,7 @@ class ResidentFiles:
             return messages.LocateFilesResponse()
 
     def map(self, path: str) -> Any:
-        """Returns a file's bytes in a private mapping, which lasts as long as somebody refers to it; None if
+        """Returns a file's bytes in a private mapping, which lasts as long as anything refers to it; None if
         it is not in memory, or may not be mapped.
         """
         found = self._find(path)

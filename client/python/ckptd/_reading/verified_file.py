@@ -79,7 +79,7 @@ class VerifiedFile(io.RawIOBase):
         Args:
             pieces: (offset in the file, address, bytes) of each, ordered by offset. They must not overlap or
                 reach beyond the end.
-            fresh: nobody has touched that memory yet, and faulting it in may be sped up.
+            fresh: that memory has not been touched yet, and faulting it in may be sped up.
         """
         for offset, address, size in pieces:
             self.seek(offset)

@@ -78,7 +78,7 @@ class Save:
             Fenced: a newer attempt of the run has begun.
             FileConflict: two ranks claimed one file name.
             Indeterminate: whether the checkpoint is durable is not known.
-            Unavailable: nobody can tell how the save ended.
+            Unavailable: how the save ended cannot be known.
             WaitTimeout: the level was not reached in time; ``ranks`` are those that have not sealed their
                 parts. The save goes on.
         """

@@ -19,7 +19,7 @@ from ckptd._wire.protocol import messages, set_duration, types
 
 _log = logging.getLogger("ckptd")
 
-_SESSION_CHECK_SECONDS = 1.0  # A session may end without anybody waking those who wait for it.
+_SESSION_CHECK_SECONDS = 1.0  # A session may end without waking the threads that wait.
 
 
 class SaveRecovery:

@@ -52,7 +52,7 @@ class SaveState:
         self._changed = threading.Condition(self._lock)
         self._level: int = types.OPEN
         self._failure: Any = None  # The last types.Checkpoint of a save that did not become a checkpoint.
-        self._unknown_reason = ""  # Why nobody can tell how the save ended.
+        self._unknown_reason = ""  # Why the end of the save cannot be known; empty while it can.
         self._has_announced_end = False
         self._num_waiting = 0
         self._futures: List[Tuple[int, "concurrent.futures.Future[Any]", Any]] = []
@@ -156,7 +156,7 @@ class SaveState:
             return None
 
     def has_ended(self) -> bool:
-        """Returns whether the save is committed, has failed, or nobody can tell any more how it ended."""
+        """Returns whether the save is committed, has failed, or has an end that cannot be known any more."""
         return self._level >= types.COMMITTED or bool(self._unknown_reason)
 
     def _error(self, wanted: int) -> Optional[errors.CkptdError]:
@@ -178,7 +178,7 @@ class SaveState:
     # ---- changes
 
     def advance_to(self, level: int) -> None:
-        """Raises the level without telling those who wait: this rank's part has just been sealed."""
+        """Raises the level without waking the waiters: this rank's part has just been sealed."""
         with self._lock:
             self._level = max(self._level, level)
 
@@ -211,7 +211,7 @@ class SaveState:
         self._settle_futures()
 
     def _announce(self, quiet: bool = False) -> bool:
-        """Wakes those who wait; logs a failure that nobody waits for. Returns whether the save has ended."""
+        """Wakes the waiters; logs a failure that has none. Returns whether the save has ended."""
         with self._lock:
             ended, error = self.has_ended(), self._error(types.COMMITTED)
             is_heard = self._num_waiting > 0 or bool(self._futures) or self._level == types.SKIPPED
@@ -230,7 +230,7 @@ class SaveState:
             due = [(f, self._error(w), r) for w, f, r in self._futures if self.has_ended() or self._level >= w]
             done = {id(future) for future, _, _ in due}
             self._futures = [entry for entry in self._futures if id(entry[1]) not in done]
-        for future, error, result in due:
+        for future, error, result in due:  # Without the lock: a future runs its callbacks here, and they may call us.
             if not future.set_running_or_notify_cancel():
                 continue
             if error is not None:

@@ -1,4 +1,4 @@
-"""The save watcher: one thread of a client that sees its daemon go and come back, and hears how saves end."""
+"""The save watcher: one thread of a client that notices when its daemon ends and another one starts, and how saves end."""
 
 import collections
 import logging
@@ -20,7 +20,7 @@ from ckptd._wire.status import to_error
 
 _log = logging.getLogger("ckptd")
 
-GIVE_UP_SECONDS = 600.0  # After so long without a daemon nobody will tell any more how a save ended.
+GIVE_UP_SECONDS = 600.0  # After so long without a daemon the end of a save counts as unknown.
 _WAIT_SECONDS = 60.0  # The daemon holds a Wait call this long before it answers with the level so far.
 _WAIT_GRACE_SECONDS = 15.0
 _FIRST_PAUSE_SECONDS = 0.02  # Between two tries to reach a daemon that is away,
@@ -45,12 +45,12 @@ class _WatchedSave:
 class SaveWatcher:
     """Follows saves to their end, and joins runs again in each new session. Thread-safe.
 
-    A user need not wait for a save: the watcher hears of its end anyway. Its thread starts with the first
+    A user need not wait for a save: the watcher learns its end anyway. Its thread starts with the first
     run.
     """
 
     def __init__(self, connection: Connection) -> None:
-        # A strong reference: nobody closes the connection while saves are in flight.
+        # A strong reference: the connection must not be collected, and so closed, while saves are in flight.
         self._connection = connection
         self._lock = threading.Lock()
         self._thread: Optional[threading.Thread] = None
@@ -170,6 +170,7 @@ class SaveWatcher:
 
     def _call(self, session: Session, watched: _WatchedSave) -> None:
         save = watched.save
+        # One level after the other: the user sees Save.level change to "sealed" before the commit.
         wanted = types.COMMITTED if save.level >= types.SEALED else types.SEALED
         request = messages.WaitRequest(key=save.key, level=wanted, sequence=save.sequence, attempt=save.attempt)
         set_duration(request.timeout, _WAIT_SECONDS)
@@ -192,7 +193,7 @@ class SaveWatcher:
         except grpc.RpcError as error:
             failure = to_error(error)
             if failure.reason == "UNKNOWN_TOKEN":
-                session.end()
+                session.end()  # The daemon has dropped it: _run() opens a new one.
             if is_transient(failure) or failure.reason in _NOT_YET_REASONS:
                 return self._retry_later(watched)
             self._drop(watched)

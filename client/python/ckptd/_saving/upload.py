@@ -84,7 +84,7 @@ class PartUpload(UnendedSave):
         self._files = list(files)
         self._repeat(self._write_missing)
         for file in files:
-            file.image = None
+            file.image = None  # It is copied: the caller may change or free its values.
 
     def save(self, files: List[PartFile]) -> None:
         """Uploads the whole part and seals it."""
@@ -170,7 +170,7 @@ class PartUpload(UnendedSave):
             self.membership.recovery.await_earlier(self.number, joined.session, self._budget.left())
         try:
             request = self._begin_request(self._admission_timeout())
-            self._is_begin_unanswered = True
+            self._is_begin_unanswered = True  # Before the call: Ctrl-C may end it when the request is on its way.
             begun = joined.session.call(joined.session.checkpoints.Begin, request, self._call_seconds())
         except errors.CkptdError as error:
             self._is_begin_unanswered = isinstance(error, errors.Unavailable)
@@ -199,7 +199,7 @@ class PartUpload(UnendedSave):
         return min(max(self._options.timeout, _RECOVERY_ADMISSION_SECONDS), self.membership.commit_timeout)
 
     def _begin_request(self, timeout: float) -> Any:
-        # A recovered part has all its files, and whoever staged it does not expect it to be skipped.
+        # A recovered part has all its files, and its trainer has seen it sealed and does not expect it to be skipped.
         is_recovered = self.state.is_recovered
         request = messages.BeginRequest(
             key=self.key,
@@ -333,17 +333,17 @@ class PartUpload(UnendedSave):
         if self._options.check is not None:
             self._suspect = finite.act(self._options.check, self.tag, self._non_finite) or self._suspect
             self._non_finite = []
-        self.state.stall_seconds = time.monotonic() - self._started
+        self.state.stall_seconds = time.monotonic() - self._started  # Seal reports it to the daemon, without its own time.
         self._seal_with(joined)
         self.state.stall_seconds = time.monotonic() - self._started
-        self.membership.add_unended(self)
+        self.membership.add_unended(self)  # Not before: a part that is not sealed ends with its session.
 
     def _seal_with(self, joined: Joined) -> None:
         request = messages.SealRequest(key=self.key, suspect=self._suspect)
         for file in self._files:
             request.files.add(path=file.name, size_bytes=file.size)
         set_duration(request.stall, self.state.stall_seconds)
-        self._is_seal_sent = True
+        self._is_seal_sent = True  # Before the call: the daemon may seal it although its answer does not arrive.
         timeout = min(RPC_SECONDS, self._call_seconds())
         sealed = joined.session.call(joined.session.checkpoints.Seal, request, timeout)
         self._memory = None
@@ -436,7 +436,7 @@ class PartUpload(UnendedSave):
         end.error.reason = getattr(cause, "reason", "") or type(cause).__name__
         end.error.message = str(cause)
         end.error.ranks.extend(getattr(cause, "ranks", ()))
-        self.state.is_recovered = True
+        self.state.is_recovered = True  # update() reports it as STAGED_LOST then: it was sealed once.
         self.update(end)
 
     # ---- ends without a Seal
@@ -459,7 +459,7 @@ class PartUpload(UnendedSave):
                 break
             except errors.NotFound:
                 # The daemon has not heard of this save. But the other ranks wait for this one in their Begin; or
-                # this rank's Begin is still on its way, and would leave a save behind that nobody seals. Begin it,
+                # this rank's Begin is still on its way, and would leave a save behind that is never sealed. Begin it,
                 # so that there is a save that can be aborted.
                 with uninterrupted():
                     is_begun = begin is not None and begin.done()

@@ -92,7 +92,7 @@ class Connection:
         try:
             return Session(self._endpoint, self._instance, self._keeper, must_share, timeout)
         except errors.Unavailable:
-            # A keeper waits until somebody needs the daemon; a start makes one itself.
+            # Not for a keeper: it needs no daemon itself, and starting one makes another keeper.
             if self._keeper or not starters.start(self._endpoint):
                 raise
         return Session(self._endpoint, self._instance, self._keeper, must_share, self._timeout)

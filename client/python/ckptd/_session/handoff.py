@@ -55,7 +55,7 @@ class Handoff:
         return self._peer()[0]
 
     def _peer(self) -> Tuple[int, int]:
-        """Returns the process id and the user id of who listens at the other end."""
+        """Returns the process id and the user id of the process that listens at the other end."""
         peer = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("iII"))
         pid, uid, _ = struct.unpack("iII", peer)
         return int(pid), int(uid)

@@ -1,4 +1,4 @@
-"""What a client says while no daemon answers it: that it lost the daemon, that it waits, that it goes on."""
+"""What a client logs while no daemon answers: that it lost the daemon, that it waits, that it is connected again."""
 
 import logging
 import threading
@@ -14,7 +14,7 @@ class Outage:
     """The time in which no daemon answers a client that has had one. Thread-safe.
 
     Losing an idle daemon is normal: a private one ends with its last user. So it is logged as INFO until
-    somebody needs the daemon; from then on, and at the end of such an outage, as WARNING.
+    a call waits for the daemon; from then on, and at the end of such an outage, as WARNING.
     """
 
     def __init__(self, endpoint: str) -> None:
@@ -34,7 +34,7 @@ class Outage:
             _log.info("ckptd: lost the daemon at %s (%s); connecting again", self._endpoint, why)
 
     def warn(self, who_waits: str) -> None:
-        """Warns that somebody waits for a daemon; at most every 10 seconds. No-op while one answers."""
+        """Warns that a call waits for a daemon; at most every 10 seconds. No-op while one answers."""
         with self._lock:
             now = time.monotonic()
             if self._since is None or (self._warned_at is not None and now - self._warned_at < _REPEAT_SECONDS):

@@ -110,12 +110,13 @@ class Session:
         return not self._ended.is_set() and (self.handoff is None or self.handoff.alive())
 
     def end(self) -> None:
-        """Marks the session as ended, after the daemon has said that it does not know it."""
+        """Marks the session as ended, after the daemon has answered that it does not know it."""
         self._ended.set()
 
     def call(self, method: Any, request: Any, timeout: float) -> Any:
         """Makes one gRPC call. Raises a CkptdError when it fails, errors.Unavailable after `timeout` seconds."""
         try:
+            # Only the main thread runs signal handlers. See interrupts.py for what Ctrl-C would break in gRPC's own wait.
             if threading.current_thread() is threading.main_thread():
                 return interrupts.call(lambda: method.future(request, timeout=timeout, metadata=self.metadata))
             return method(request, timeout=timeout, metadata=self.metadata)
@@ -199,7 +200,7 @@ class Session:
             client_name=_CLIENT_NAME,
         )
         self._stream = self.checkpoints.OpenSession(request)
-        timer = threading.Timer(timeout, self._stream.cancel)
+        timer = threading.Timer(timeout, self._stream.cancel)  # Not a timeout of the call, which lasts as long as the session.
         timer.start()
         try:
             first = next(self._stream)

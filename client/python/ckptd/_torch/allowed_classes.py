@@ -1,4 +1,4 @@
-"""Which classes the files of a checkpoint may hold, which may come from somebody else: by default none that run code."""
+"""Which classes the files of a checkpoint, which are not trusted, may hold: by default none that run code."""
 
 import argparse
 import collections

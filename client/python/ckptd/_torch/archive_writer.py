@@ -109,7 +109,7 @@ def _lay_out(
                 in_memory.append(record)
             elif size:
                 on_devices.append((offset, record))
-    # Kept until the copy is done: a __reduce__ may have made storages that nobody else refers to.
+    # Kept until the copy is done: a __reduce__ may have made storages that nothing else refers to.
     owners = (obj, records, glue_owner, pickled)
     fill = filler(on_devices, deferred_records, deferred)
     formats = None
@@ -235,7 +235,7 @@ def image_by_torch_save(obj: Any) -> Image:
         options = getattr(torch.serialization, "set_crc32_options", None)
         before = torch.serialization.get_crc32_options() if options is not None else True
         if options is not None:
-            options(False)  # The CRC takes three times as long as the copy, and nobody reads it.
+            options(False)  # The CRC takes three times as long as the copy, and no reader checks it.
         sink: Any = _Sink(write)
         try:
             torch.save(obj, sink)

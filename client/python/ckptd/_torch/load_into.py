@@ -30,7 +30,7 @@ class LoadPlan:
             target: the state to fill.
         """
         self.differences: List[str] = []
-        self._prefix = ""  # What names that differ only by a prefix are told.
+        self._prefix = ""  # The hint for names that differ only by a prefix; empty if they do not.
         self._pairs: List[_Pair] = []
         self._values: List[Tuple[Any, Any, Any]] = []  # (container, key, value) of what is not a tensor.
         self._compare(saved, target, "", None)
@@ -76,7 +76,7 @@ class LoadPlan:
             end = offset + size
         with torch.no_grad():
             file.scatter(straight)
-            for target in filled:
+            for target in filled:  # Autograd does not see what native code writes: backward() must refuse the old values.
                 torch.autograd.graph.increment_version(target)
             for pair in others:
                 _read_one(file, pair.saved, pair.target)
@@ -168,7 +168,7 @@ def load_into(
         plan.copy()
     elif plan.offsets_known(records) and plan.values_are_plain():
         plan.read(file)
-    else:
+    else:  # torch does not tell where all bytes are, or a value holds a tensor: load a second copy in memory.
         LoadPlan(load("cpu"), target).copy()
 
 

@@ -229,7 +229,7 @@ class _Pickler(pickle.Pickler):
         last = offset
         for count, step in zip(tensor.size(), tensor.stride()):
             if count == 0:
-                last = offset - 1
+                last = offset - 1  # Without elements it uses no byte: begin == end below.
                 break
             last += (count - 1) * step
         self._used.setdefault(identity, []).append((offset * item, (last + 1) * item))

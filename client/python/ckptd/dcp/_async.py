@@ -15,7 +15,7 @@ _log = logging.getLogger("ckptd")
 
 
 class SaveFuture(concurrent.futures.Future):  # type: ignore[type-arg]
-    """The metadata of a checkpoint, once it is committed.
+    """The metadata of a checkpoint, once it is committed: durable, under its name. Thread-safe.
 
     It serves as DCP's ``AsyncSaveResponse``, too.
 
@@ -32,18 +32,26 @@ class SaveFuture(concurrent.futures.Future):  # type: ignore[type-arg]
         self._is_asked = False
 
     def result(self, timeout: Optional[float] = None) -> Metadata:
-        """Returns the metadata. Raises why there is no checkpoint."""
+        """Returns the metadata. Only the coordinator has it; the other ranks read it from the checkpoint.
+
+        Args:
+            timeout (float, optional): seconds to wait. Default: as long as it takes
+
+        Raises:
+            TimeoutError: of concurrent.futures; the save goes on.
+            Exception: why there is no checkpoint.
+        """
         self._is_asked = True
         found = super().result(timeout)
         return found if isinstance(found, Metadata) else read_metadata(found)
 
     def exception(self, timeout: Optional[float] = None) -> Optional[BaseException]:
-        """Returns why there is no checkpoint; None if there is one."""
+        """Returns why there is no checkpoint; None if there is one. Waits and raises TimeoutError as :meth:`result`."""
         self._is_asked = True
         return super().exception(timeout)
 
     def fail(self, error: BaseException, path: str) -> None:
-        """Sets the error, and logs it where nobody has asked for it yet."""
+        """Sets the error, and logs it unless result() or exception() was called before."""
         if not self._is_asked:
             _log.warning("ckptd: %s is not a checkpoint: %s", path, error)
         self.set_exception(error)

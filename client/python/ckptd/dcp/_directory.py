@@ -18,7 +18,7 @@ _ASIDE = ".replaced"  # Ends the name under which a directory is set aside.
 
 
 def holds_checkpoint(path: str) -> bool:
-    """Returns whether a directory holds a checkpoint in DCP's format, whoever has written it."""
+    """Returns whether a directory holds a checkpoint in DCP's format, written by any program."""
     with contextlib.suppress(OSError):
         return any(name.endswith((METADATA_FILE, ".safetensors")) for name in os.listdir(path))
     return False

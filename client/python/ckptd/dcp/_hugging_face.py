@@ -80,7 +80,7 @@ class HuggingFaceWriter(Writer):
         """Copies this rank's tensors: into the daemon's memory, or to where the coordinator finds them."""
         try:
             return super().write_data(plan, planner)
-        except BaseException:  # Which refers to this Writer for as long as somebody keeps it.
+        except BaseException:  # Its traceback keeps this Writer, so free what is large now.
             self._staged_file = None
             self._own.clear()
             raise
@@ -101,11 +101,11 @@ class HuggingFaceWriter(Writer):
             files = {one.index.fqn: one.storage_data.relative_path for of_rank in results for one in of_rank}
             yield INDEX_FILE, _index(files, sum(one.size_in_bytes for of_rank in results for one in of_rank))
 
-    def _hand_over(self, who: Assignment, image: Any) -> FileRef:
+    def _hand_over(self, assignment: Assignment, image: Any) -> FileRef:
         """Stages this rank's file for the coordinator, or puts it into the message if that cannot attach it."""
-        if who.coordinator != _staged_files.place():
+        if assignment.coordinator != _staged_files.place():
             return InlineFile(image, native.default_threads(1))
-        self._staged_file = StagedFile(who.rank, image, native.default_threads(1))
+        self._staged_file = StagedFile(assignment.rank, image, native.default_threads(1))
         return self._staged_file.ref
 
 
@@ -182,7 +182,7 @@ class _Contribution(_ShardFiles):
         self._own.clear()
         items, rank = self._plan.items, self._plan.storage_data.rank
         pieces = [self._piece(item) for item in items]
-        if rank == 0:
+        if rank == 0:  # The coordinator reads its own tensors where they are.
             self._own.update((item.index, piece.parts[0]) for item, piece in zip(items, pieces))
             self.results += [WriteResult(item.index, 0, _Place(None, 0)) for item in items]
         elif items:

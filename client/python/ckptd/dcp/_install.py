@@ -59,7 +59,7 @@ def async_save(
     killed then, the daemon commits the checkpoint. A call that names another writer or a URL goes to DCP.
 
     Returns:
-        SaveFuture: the metadata, once the checkpoint is committed. A failure that nobody asked for is logged
+        SaveFuture: the metadata, once the checkpoint is committed. A failure that no call has asked for is logged
         as a warning.
     """
     writer = storage_writer

@@ -1,4 +1,4 @@
-"""Reads DCP's metadata and its pickled objects, which may come from somebody else: with the classes that belong there."""
+"""Reads DCP's metadata and its pickled objects, which are not trusted: only with the classes that belong there."""
 
 import collections
 import importlib

@@ -38,7 +38,7 @@ class _Kept:
 
     @property
     def key(self) -> Tuple[str, int]:
-        """Says which save has made the plan, and which one the places. What ranks keep fits together if it is the same."""
+        """Which save has made the plan, and which one the places: ranks with equal keys may save by what they keep."""
         return self.plan.storage_data.save_id, self.version
 
 
@@ -135,7 +135,7 @@ class _Again:
 def _prepare(state: Any, writer: Any, process_group: Any, no_dist: bool) -> Optional[_Again]:
     """Returns the save by a plan that fits this rank's state; None if there is none, or if anything is unusual.
 
-    What fails here fails again where DCP tells all ranks.
+    An error here only means planning anew: what has raised it raises again there, and DCP reports that on all ranks.
     """
     try:
         planner = StatePlanner()
@@ -143,8 +143,8 @@ def _prepare(state: Any, writer: Any, process_group: Any, no_dist: bool) -> Opti
         planner.set_up_planner(state, None, place[0] == 0)
         form = form_of(planner)
         for kept in _kept:
-            who = kept.plan.storage_data
-            if (kept.form, kept.file_count, (who.rank, who.world_size)) == (form, writer.options.file_count, place):
+            assignment = kept.plan.storage_data
+            if (kept.form, kept.file_count, (assignment.rank, assignment.world_size)) == (form, writer.options.file_count, place):
                 writer.check_overwrite()
                 with torch.no_grad():  # A view that autograd knows takes longer than all the rest.
                     return _Again(kept, planner)

@@ -151,7 +151,7 @@ class Writer(StorageWriter, Stager):
 
     def storage_meta(self) -> StorageMeta:
         """Returns the ids of the checkpoint and of this save, which it begins: DCP calls it first, on every rank."""
-        if self._now.record is None:
+        if self._now.record is None:  # Otherwise save_recorded() has set them, from its arguments.
             self._now.ranks = _names.ranks_of_save()
         return self._begin()
 
@@ -214,15 +214,15 @@ class Writer(StorageWriter, Stager):
         An error ends the save for all ranks.
         """
         done: "Future[List[WriteResult]]" = Future()
-        if self._now.saved is not None:
+        if self._now.saved is not None:  # This is the thread of async_save(): only the wait is left to do.
             self._now.saved.result(process.settings.timeout)
             done.set_result([])
             return done
-        who: Assignment = plan.storage_data
+        assignment: Assignment = plan.storage_data
         files = self._files(plan, planner)
         if self._now.record is not None:
             self._now.record.plan, self._now.record.files = plan, files
-        self._upload(who, files)
+        self._upload(assignment, files)
         done.set_result(files.results)
         return done
 
@@ -325,7 +325,7 @@ class Writer(StorageWriter, Stager):
 
     def save_again(
         self,
-        who: Assignment,
+        assignment: Assignment,
         ranks: Tuple[int, ...],
         images: Dict[str, Any],
         pickled: "Callable[[], _names.MetadataPickle]",
@@ -336,36 +336,36 @@ class Writer(StorageWriter, Stager):
         Every rank calls it, when all of them have agreed to do so.
 
         Args:
-            who: this rank's place among those that save.
+            assignment: this rank's place among those that save.
             ranks: of the job, those that save; empty: all.
             images: this rank's files.
             pickled: returns the metadata. Only the coordinator calls it; an error there ends the save on all ranks.
-            exchange: tells all ranks why this one has failed, or None, and returns what each has told.
+            exchange: sends all ranks why this one has failed, or None, and returns what each has sent.
         """
         self._now.ranks = ranks
         meta = self._begin()
-        self.set_up_storage_writer(who.rank == 0, rank=who.rank, use_collectives=True)
+        self.set_up_storage_writer(assignment.rank == 0, rank=assignment.rank, use_collectives=True)
 
         def files() -> Iterator[Tuple[str, Any]]:
             yield from images.items()
-            if who.rank == 0:
+            if assignment.rank == 0:
                 self._make_way()
                 yield _names.metadata_file(), pickled().with_storage_meta(meta)
 
         try:
-            self._upload_on_all_ranks(who, LazyFiles(files), exchange)
+            self._upload_on_all_ranks(assignment, LazyFiles(files), exchange)
             part, self._now.part = self._now.part, None
             if part is not None:
                 self._remember(part.seal())
             assert self._now.save is not None  # Just made.
             self._await(self._now.save)
         finally:
-            self._abandon("a rank could not save its part")
+            self._abandon("a rank could not save its part")  # After a success there is no part left to abandon.
         return meta
 
-    def _upload_on_all_ranks(self, who: Assignment, files: Any, exchange: Any) -> None:
+    def _upload_on_all_ranks(self, assignment: Assignment, files: Any, exchange: Any) -> None:
         try:
-            self._upload(who, files)
+            self._upload(assignment, files)
         except Exception as error:
             exchange(f"{type(error).__name__}: {error}")
             raise
@@ -376,11 +376,11 @@ class Writer(StorageWriter, Stager):
                     f"rank {rank} could not save {tag}: {why}", reason="SAVE_ABORTED", tag=tag, ranks=[rank]
                 )
 
-    def _upload(self, who: Assignment, files: Any) -> None:
+    def _upload(self, assignment: Assignment, files: Any) -> None:
         """Copies this rank's files into the daemon's memory. Seals them where nothing is to be added."""
         ranks = self._now.ranks
         # A launch has one number of ranks: those of a process group join as what they are in the job.
-        run = process.run(self._place.root) if ranks else process.run(self._place.root, who.rank, who.world_size)
+        run = process.run(self._place.root) if ranks else process.run(self._place.root, assignment.rank, assignment.world_size)
         run.retention = self.options.keep
         run._membership.advance_ordinal(self._place.tag, self._now.number, ranks)
         options = self.options
@@ -391,7 +391,7 @@ class Writer(StorageWriter, Stager):
             "timeout": options.timeout,
             "ranks": ranks or None,
         }
-        if who.rank == 0 or not self._now.use_collectives:
+        if assignment.rank == 0 or not self._now.use_collectives:
             self._now.part = run.begin(self._place.tag, **arguments)
         else:
             self._remember(run.save(self._place.tag, **arguments))
@@ -399,9 +399,9 @@ class Writer(StorageWriter, Stager):
     def _end_for_all(self, plan: Any, error: BaseException) -> None:
         """Ends the save for all ranks, which wait for this one, because its planner has failed."""
         if not self._now.use_collectives:
-            who = self._own_assignment()
+            assignment = self._own_assignment()
         elif isinstance(plan, SavePlan) and isinstance(plan.storage_data, Assignment):
-            who = plan.storage_data
+            assignment = plan.storage_data
         else:
             return
 
@@ -409,7 +409,7 @@ class Writer(StorageWriter, Stager):
             raise error
 
         with contextlib.suppress(BaseException):  # The planner's error is what counts.
-            self._upload(who, LazyFiles(fail))
+            self._upload(assignment, LazyFiles(fail))
 
     def _make_way(self) -> None:
         self._now.is_unfinished = True
@@ -418,13 +418,14 @@ class Writer(StorageWriter, Stager):
     def _await(self, save: Save) -> None:
         """Waits for what ``wait`` names."""
         save.wait(self.options.wait, process.settings.timeout)
+        # A sealed save may still fail: what was set aside stays until the end of the save is known.
         if self._now.is_unfinished and self.options.wait == "sealed" and _directory.has_aside(self._place):
             settle = functools.partial(_directory.settle, self._place)
             save.future("committed").add_done_callback(lambda _: settle())
             self._now.is_unfinished = False
 
     def _settle(self) -> None:
-        """Undoes, or completes, what _make_way() has done. No-op if that was done already."""
+        """Gives what _make_way() has set aside its name back, or removes it after a commit. No-op if that was done."""
         if self._now.is_unfinished:
             self._now.is_unfinished = False
             _directory.settle(self._place)

@@ -224,7 +224,7 @@ class CheckpointEngine(_hooks.HookedEngine):
         self._await(save)
 
     def _await(self, save: Save) -> None:
-        # If another rank fails, this one hears of it here, and not by the time limit of DeepSpeed's barrier.
+        # If another rank fails, this raises its error now, long before the time limit of DeepSpeed's barrier.
         save.wait("sealed", process.settings.commit_timeout)
         if self._wait == "committed" or self._is_alone:
             save.wait("committed", process.settings.timeout)

@@ -14,7 +14,7 @@ from ckptd.deepspeed._waiting import await_saves
 
 
 class HookedEngine(abc.ABC):
-    """A checkpoint engine that is told what the replaced methods are asked for."""
+    """A checkpoint engine that the replaced methods call."""
 
     @abc.abstractmethod
     def begin_save(self, config: Any, save_dir: str, save_latest: bool, step: Optional[int]) -> None:

@@ -1,7 +1,7 @@
 """Which files of a checkpoint a rank's engine will ask for.
 
 A file that is missing here is loaded when DeepSpeed asks for it. It is verified then, too, but if it is damaged the other
-ranks hear of that only by this rank's end.
+ranks notice only that this rank has ended.
 """
 
 import logging

@@ -65,7 +65,7 @@ def _without_optimizer(name: str, files: Files) -> Any:
 
 
 def _own_copy_of_tool() -> ModuleType:
-    """Returns DeepSpeed's module as new, so that nobody else sees what is changed in it."""
+    """Returns a second copy of DeepSpeed's module: what is changed in it does not affect other users of the module."""
     spec = importlib.util.find_spec(_TOOL)
     assert spec is not None and spec.loader is not None
     made = importlib.util.module_from_spec(spec)

@@ -85,7 +85,7 @@ def _load_model(source: Source, topology: Topology, targets: LoadTargets, classe
     """
     name = _names.model(topology)
     model = targets.model
-    into = _own_tensors(model)
+    into = _own_tensors(model)  # None: load_state_dict() may do more than fill them, and gets the whole state.
     if not _xser.is_xser(source, name):
         if into is None or not source.load_into(name, into, classes):
             _put(model, source.load(name, classes), targets.strict)
@@ -99,6 +99,7 @@ def _load_model(source: Source, topology: Topology, targets: LoadTargets, classe
         _put(model, state, targets.strict)
         return {}
     absent = [key for key, value in state.items() if isinstance(value, _xser.Absent)]
+    # The optimizer has only tensors that have a name in the model: otherwise raise for the file that is missing.
     if targets.optimizer is None or len(absent) < len(missing):
         source.check(missing[0])
     waiting = _in_the_optimizer(source, topology, targets, absent)

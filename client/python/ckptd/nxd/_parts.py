@@ -121,7 +121,7 @@ def _state_files(
 
     Args:
         replica: (index, count) of this rank among those that share the writing.
-        left_out: with xser, names of tensors that nobody writes.
+        left_out: with xser, names of tensors that no rank writes.
         shared_is_elsewhere: with xser, the first expert's rank writes the tensors that all experts share.
     """
     number, count = replica

@@ -175,7 +175,7 @@ class Process:
         except errors.Refused:
             raise  # On every rank, now.
         except BaseException as error:
-            if not wait:  # Other ranks may hear of it at their next call only, so all raise it there.
+            if not wait:  # Other ranks may get it only at their next call, so all raise it there.
                 self._failed = error if isinstance(error, errors.CkptdError) else _failed_here(tag, error)
             raise
         finally:
@@ -280,7 +280,7 @@ def _check_one_daemon(private_folders: Dict[int, str]) -> None:
 
 
 def _check_all_loaded(found: Dict[int, str], seconds: float) -> None:
-    """Raises unless every rank has said "", which means that it has loaded its part."""
+    """Raises unless every rank has posted "", which means that it has loaded its part."""
     failed = {rank: why for rank, why in found.items() if why}
     if failed:
         words = "; ".join(f"rank {rank}: {why}" for rank, why in failed.items())

@@ -22,12 +22,12 @@ def of_optimizer(optimizer: Any) -> Any:
     return optimizer if isinstance(optimizer, dict) else optimizer.state_dict()
 
 
-def is_zero1(optimizer: Any, said: bool) -> bool:
-    """Returns whether an optimizer's state is sharded over the data-parallel ranks. said: the answer for a
-    dict.
+def is_zero1(optimizer: Any, default: bool) -> bool:
+    """Returns whether an optimizer's state is sharded over the data-parallel ranks. default: the answer
+    for a dict, which does not tell.
     """
     if isinstance(optimizer, dict):
-        return said
+        return default
     config = getattr(optimizer, "nxd_config", None)
     if isinstance(config, dict):
         return bool((config.get("optimizer_config") or {}).get("zero_one_enabled", False))

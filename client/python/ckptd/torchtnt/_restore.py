@@ -206,7 +206,7 @@ def _restore_first(
 
 
 def checkpoints(root: str) -> List[_names.Name]:
-    """Returns the names of the checkpoints of a directory: whole ones, whoever has saved them.
+    """Returns the names of the checkpoints of a directory: whole ones, saved by any program.
 
     It waits for those that an earlier launch had sealed.
 

@@ -43,7 +43,7 @@ class _Decision(NamedTuple):
 
 
 class _AsyncSave(NamedTuple):
-    """An asynchronous save whose end the callback has not heard of."""
+    """An asynchronous save that was in flight when the callback looked last."""
 
     path: str
     future: Any
@@ -226,9 +226,10 @@ class CheckpointSaver(Restoring, BaseCheckpointer):
             CheckpointFailed: an earlier asynchronous save has failed. It is raised once, on all ranks, after this
                 save, which may be the last one.
         """
+        # Ranks see asynchronous saves end at different times: the first one decides, so that all raise the same failure.
         decision = from_first_rank(lambda: self._decide(state, unit, hook), self._process_group)
         for number in decision.committed:
-            _tell(unit, state, self._in_flight.pop(number).path)
+            _call_hook(unit, state, self._in_flight.pop(number).path)
         for number in decision.failed:
             del self._in_flight[number]
         is_saved = not decision.exists and self._save(state, unit, decision.name, hook)
@@ -244,7 +245,7 @@ class CheckpointSaver(Restoring, BaseCheckpointer):
             return False
         self._last = name
         if not self._is_in_flight(path):
-            _tell(unit, state, path)
+            _call_hook(unit, state, path)
         return True
 
     def _checkpoint_impl(
@@ -313,7 +314,7 @@ class CheckpointSaver(Restoring, BaseCheckpointer):
         for save, error in ended:
             if error is not None:
                 raise error
-            _tell(unit, state, save.path)
+            _call_hook(unit, state, save.path)
 
     def _take_in_flight(self) -> List[_AsyncSave]:
         taken, self._in_flight = self._in_flight, {}
@@ -374,8 +375,8 @@ def _name_of(state: Any, unit: Any, metric: Optional[_names.Metric]) -> _names.N
     return _names.Name(progress[0].num_epochs_completed, steps, metric)
 
 
-def _tell(unit: Any, state: Any, path: str) -> None:
-    """Tells the unit of a committed checkpoint. Units of release 0.2.4 do not want to know."""
+def _call_hook(unit: Any, state: Any, path: str) -> None:
+    """Calls the unit's on_checkpoint_save() for a committed checkpoint. Units of release 0.2.4 have no such method."""
     hook = getattr(unit, "on_checkpoint_save", None)
     if hook is not None:
         hook(state, checkpoint_id=path)
