@@ -76,8 +76,7 @@ class CheckpointEngine(_hooks.HookedEngine):
     ) -> None:
         if wait not in _WAIT:
             raise ValueError(f'wait is "{wait}"; it must be "sealed" or "committed"')
-        if timeout <= 0:
-            raise ValueError(f"timeout is {timeout}; it must be more than 0 seconds")
+        errors.check_seconds(timeout=timeout)
         self.name = "ckptd"
         self._keep = keep_of_arguments(retention, num_kept_ckpts)
         self._wait = wait
