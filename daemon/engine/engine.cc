@@ -10,7 +10,6 @@
 #include "daemon/engine/seams/validate.h"
 #include "storage/base/errors.h"
 #include "storage/base/reasons.h"
-#include "storage/format/retention_record.h"
 
 namespace ckptd {
 namespace {
@@ -74,15 +73,6 @@ void Engine::Impl::UpdateDegraded(Run* run, Instant now) {
       "the root ", run->path,
       degraded ? " is DEGRADED: its file system has not answered for too long" : " answers again"));
   queue_.TryAdmitAll();
-}
-
-void Engine::Impl::OnCommitted(Save* save, CommittedCheckpoint committed, PointerFiles pointers) {
-  Run* run = save->run;
-  run->catalog.RemoveTag(save->key.tag);
-  run->catalog.Add(std::move(committed));
-  retention_.SetPolicies(run, {LoadRetention(run->ledger->record())});
-  retention_.SetPointers(run, std::move(pointers));
-  tracker_.End(save, v1::COMMITTED);  // Retention follows when the history is on disk.
 }
 
 bool Engine::Impl::IsRetaining(const Run& run) const {

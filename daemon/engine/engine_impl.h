@@ -1,7 +1,8 @@
 // Engine::Impl wires the engine's classes together, and has those request handlers that concern several of
 // them:
 //   engine.cc               public API, ticks, draining
-//   wiring.cc               which class tells which one what has happened
+//   wiring.cc               constructs the classes, and connects them
+//   events.cc               what follows from an event, and in which order
 //   checkpoint_requests.cc  describing, listing, opening, locating and pinning checkpoints
 //   runs.cc                 loading roots, lost saves, fencing, the end of a session
 //   save_requests.cc        Begin, Extend, Seal, Abort, Wait, WriteFile
@@ -63,7 +64,37 @@ class Engine::Impl {
   DescribeCheckpoint DescribeHook() const;
   MarkAsDamaged MarkDamagedHook();
 
+  // events.cc
+  void OnRootOpening(Run* run);
+  void OnRootOpened(Run* run);
+  void OnRootAccepted(Run* run);  // It is open, and its user may use it.
+  // It takes no changes until it has been scanned.
+  void ScanBeforeChanges(Run* run);
+  void LoadScan(Run* run, RootSnapshot snapshot, int64_t written_bytes);
+  void OnScanned(Run* run);
+  // Another node has changed it.
+  void OnRootChanged(Run* run);
+  void OnJoined(Run* run, int64_t attempt, const v1::JoinRunRequest& request);
+  // Whether room on the run's disk may come without another save's end.
+  bool MayFreeRoom(const Run& run) const;
+  void OnTrashEmptied(Run* run, bool for_room);
+  void OnHistoryFailed(Run* run, bool retention_waits);
+  void OnAdmitted(Save* save);
+  void OnAllSealed(Save* save);
+  void OnRecovered(Save* save);
+  // A save has become a checkpoint, which takes the place of an older one with the same tag.
+  void OnCommitted(Save* save, CommittedCheckpoint committed, PointerFiles pointers);
+  // A save of several nodes has, and this one could not read it.
+  void OnCommittedUnread(Save* save);
+  void OnReleasingMemory(Save* save);
+  void OnMemoryReleased(const Save& save);
+  void OnSaveEnded(Save* save);
+  void OnRemovedByOthers(Run* run, int64_t sequence);
+  void OnLeaseReleased(const Lease& lease);
+
   // runs.cc
+  // Null: no run has this name, or it is closed.
+  Run* RunOfName(const std::string& name) const { return runs_.Find(name); }
   absl::StatusOr<Run*> FindRun(const Caller& caller, const std::string& name);
   absl::StatusOr<Run*> RunOfCheckpointName(const Caller& caller, const std::string& name, std::string* tag);
   void LoadSnapshot(Run* run, RootSnapshot snapshot);
@@ -153,8 +184,6 @@ class Engine::Impl {
   bool IsBusy(const Run& run) const;
   // Whether no class would lose anything if the run were closed.
   bool IsIdle(const Run& run) const;
-  // A save has become a checkpoint, which takes the place of an older one with the same tag.
-  void OnCommitted(Save* save, CommittedCheckpoint committed, PointerFiles pointers);
   // What a commit pushes out is on its way. False for what could not be removed and is tried again.
   bool IsRetaining(const Run& run) const;
   void UpdateDegraded(Run* run, Instant now);

@@ -1,12 +1,42 @@
-// The wiring of the engine's classes: who tells whom what has happened.
+// Constructs the classes of the engine and connects their hooks: each to the method of another class, or to an
+// event of Engine::Impl (events.cc), in which several classes have something to do.
 //
-// The hooks refer to members by `this`, so a class may be wired to one that is constructed after it. No hook
-// is called before the constructor has ended.
+// A hook refers to a member by its address, so a class may be connected to one that is constructed after it.
+// No hook is called before the constructor has ended.
+#include <functional>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "daemon/engine/engine_impl.h"
 
 namespace ckptd {
+
+namespace {
+
+using std::bind_front;
+
+SessionId SessionOfRank(const Run& run, int64_t attempt, int rank) {
+  const Member* member = run.members.FindRank(attempt, rank);
+  return member == nullptr ? SessionId() : member->session;
+}
+
+std::vector<AdoptionJobs::SaveInFlight> SavesInFlight(const Run& run) {
+  std::vector<AdoptionJobs::SaveInFlight> saves;
+  for (const auto& [sequence, save] : run.saves)
+    saves.push_back({sequence, save->key.tag, save->begun_unix_us});
+  return saves;
+}
+
+std::vector<std::string> TagsOfOlderSaves(const Run& run, int64_t attempt) {
+  std::vector<std::string> tags;
+  for (const auto& [sequence, save] : run.saves) {
+    if (save->key.attempt < attempt) tags.push_back(save->key.tag);
+  }
+  return tags;
+}
+
+}  // namespace
 
 Engine::Impl::Impl(EngineOptions options, Clock* clock, SegmentPool* pool, EngineObserver* observer,
                    SealJournal* journal)
@@ -18,283 +48,141 @@ Engine::Impl::Impl(EngineOptions options, Clock* clock, SegmentPool* pool, Engin
       runs_({options_.root_lock_timeout, options_.attach_timeout, options_.idle_root, options_.roots_per_uid,
              options_.file_systems_per_uid},
             clock, observer, &sessions_,
-            {.opening = [this](Run* run) { disk_.SetWrittenBefore(run, disk_.WrittenBytes(run->device)); },
-             .load = [this](Run* run, RootSnapshot snapshot) { LoadSnapshot(run, std::move(snapshot)); },
-             .opened =
-                 [this](Run* run) {
-                   observer_->OnRootOpened(run->name, run->path, run->probe);
-                   driver_.Start(run);
-                   recovery_.OnRootOpened(run);
-                 },
-             .accepted =
-                 [this](Run* run) {
-                   trash_.Empty(run);
-                   // The daemon before this one may have been killed between a commit and its evictions.
-                   retention_.Apply(run);
-                 },
-             .is_idle = [this](const Run& run) { return IsIdle(run); },
+            {.opening = bind_front(&Impl::OnRootOpening, this),
+             .load = bind_front(&Impl::LoadSnapshot, this),
+             .opened = bind_front(&Impl::OnRootOpened, this),
+             .accepted = bind_front(&Impl::OnRootAccepted, this),
+             .is_idle = bind_front(&Impl::IsIdle, this),
              .describe = [this](const Run& run) { return Describe(run); },
-             .closing = [this](Run* run) { ForgetRun(run); },
+             .closing = bind_front(&Impl::ForgetRun, this),
              .is_due = [this](const std::string& name) { return scrubber_.IsDue(name, clock_->Now()); },
-             .reopen_failed = [this](const std::string& name) { scrubber_.ForgetSchedule(name); }}),
+             .reopen_failed = bind_front(&Scrubber::ForgetSchedule, &scrubber_)}),
       joiner_(options_.limits.ranks_per_run, options_.node, observer, &sessions_,
-              {.find_run = [this](const std::string& name) { return runs_.Find(name); },
-               .joined =
-                   [this](Run* run, int64_t attempt, const v1::JoinRunRequest& request) {
-                     resumes_.OnJoined(run, attempt, request.rank());
-                     ReportOrphans(run, attempt, request);
-                   },
-               .fence_off = [this](Run* run, int64_t attempt) { FenceOff(run, attempt); }}),
+              {.find_run = bind_front(&Impl::RunOfName, this),
+               .joined = bind_front(&Impl::OnJoined, this),
+               .fence_off = bind_front(&Impl::FenceOff, this)}),
       placer_(options_.limits, options_.chunk_bytes),
       history_(clock, observer,
-               {.retention_may_continue = [this](Run* run) { retention_.Apply(run); },
-                .write_failed =
-                    [this](Run* run, bool retention_waits) {
-                      retention_.OnHistoryFailed(run);
-                      CheckDrained();
-                      if (retention_waits) return queue_.TryAdmitAll();
-                      disk_.MakeRoom(run, 1);  // The disk is full.
-                    }}),
-      trash_(
-          options_.trash_grace, clock, observer,
-          {.has_leases = [this](const Run& run) { return leases_.HasAny(run); },
-           .room_changed = [this](Run* run) { disk_.NoteChange(*run); },
-           .emptied =
-               [this](Run* run, bool for_room) {
-                 CheckDrained();
-                 disk_.AskAfterChange(run, /*for_next=*/!for_room && trash_.HasInGrace(*run));
-               },
-           .undeleted = [this](Run* run,
-                               PointerFiles pointers) { retention_.SetPointers(run, std::move(pointers)); },
-           .needs_scan =
-               [this](Run* run) {
-                 run->read_only = true;
-                 scanner_.Scan(run);
-               }}),
+               {.retention_may_continue = bind_front(&Retention::Apply, &retention_),
+                .write_failed = bind_front(&Impl::OnHistoryFailed, this)}),
+      trash_(options_.trash_grace, clock, observer,
+             {.has_leases = bind_front(&LeaseTable::HasAny, &leases_),
+              .room_changed = [this](Run* run) { disk_.NoteChange(*run); },
+              .emptied = bind_front(&Impl::OnTrashEmptied, this),
+              .undeleted = bind_front(&Retention::SetPointers, &retention_),
+              .needs_scan = bind_front(&Impl::ScanBeforeChanges, this)}),
       retention_(clock, observer, &history_, &trash_,
-                 {.leased_sequences = [this](const Run& run) { return leases_.LeasedSequences(run); },
-                  .evicted = [this](Run* run) { residents_.Prune(run); },
-                  .needs_scan = [this](Run* run) { scanner_.Scan(run); },
-                  .settled = [this] { CheckDrained(); }}),
+                 {.leased_sequences = bind_front(&LeaseTable::LeasedSequences, &leases_),
+                  .evicted = bind_front(&ResidentCache::Prune, &residents_),
+                  .needs_scan = bind_front(&RootScanner::Scan, &scanner_),
+                  .settled = bind_front(&Impl::CheckDrained, this)}),
       disk_(clock, &runs_.all(), &saves_, &sizes_,
-            {.may_free_room =
-                 [this](const Run& run) {
-                   return retention_.HasEvictions(run) || trash_.MayFreeRoom(run) ||
-                          history_.MayFreeRoom(run);
-                 },
-             .empty_trash = [this](Run* run, int64_t bytes) { return trash_.MakeRoom(run, bytes); },
-             .room_changed = [this] { queue_.TryAdmitAll(); }}),
+            {.may_free_room = bind_front(&Impl::MayFreeRoom, this),
+             .empty_trash = bind_front(&TrashCollector::MakeRoom, &trash_),
+             .room_changed = bind_front(&AdmissionQueue::TryAdmitAll, &queue_)}),
       scanner_(clock, observer,
                {.written_bytes = [this](const Run& run) { return disk_.WrittenBytes(run.device); },
-                .load =
-                    [this](Run* run, RootSnapshot snapshot, int64_t written_bytes) {
-                      LoadSnapshot(run, std::move(snapshot));
-                      disk_.SetWrittenBefore(run, written_bytes);
-                    },
-                .usable =
-                    [this](Run* run) {
-                      publisher_.OnScanned(run);
-                      resumes_.OnScanned(run);
-                      trash_.Empty(run);
-                      retention_.OnScanned(run);
-                      queue_.TryAdmitAll();
-                    }}),
+                .load = bind_front(&Impl::LoadScan, this),
+                .usable = bind_front(&Impl::OnScanned, this)}),
       shares_(pool, &saves_, &sizes_, options_.max_pool_percent_per_user,
-              [this] { return residents_.HeldByReaders(); }),
+              bind_front(&ResidentCache::HeldByReaders, &residents_)),
       queue_(clock, pool, &saves_, &sizes_, &shares_, &disk_, options_.over_share_grace,
-             {.fail = [this](Save* save, const absl::Status& error) { tracker_.Fail(save, error); },
-              .accepted = [this](Save* save) { driver_.OnAccepted(save); },
-              .session_of_rank =
-                  [](const Run& run, int64_t attempt, int rank) {
-                    const Member* member = run.members.FindRank(attempt, rank);
-                    return member == nullptr ? SessionId() : member->session;
-                  }}),
-      grants_(pool, &saves_, &sizes_, &shares_, &disk_, &placer_,
-              [this](Save* save, const absl::Status& error) { tracker_.Fail(save, error); }),
+             {.fail = bind_front(&SaveTracker::Fail, &tracker_),
+              .accepted = bind_front(&SaveDriver::OnAccepted, &driver_),
+              .session_of_rank = &SessionOfRank}),
+      grants_(pool, &saves_, &sizes_, &shares_, &disk_, &placer_, bind_front(&SaveTracker::Fail, &tracker_)),
       intake_(options_, clock, observer, &saves_, &placer_, &queue_, &grants_, &disk_,
-              {.find_run = [this](const std::string& name) { return runs_.Find(name); },
+              {.find_run = bind_front(&Impl::RunOfName, this),
                .find_member = [](Run* run, SessionId session,
                                  int rank) { return run->members.Find(session, rank); },
-               .fence_off = [this](Run* run, int64_t attempt) { FenceOff(run, attempt); },
-               .answer_if_ended = [this](Run* run, const SaveId& key) { return AnswerIfEnded(run, key); },
-               .is_pinned = [this](const Run& run,
-                                   int64_t sequence) { return retention_.IsPinned(run, sequence); },
-               .is_undeleting = [this](const Run& run,
-                                       const std::string& tag) { return trash_.IsUndeleting(run, tag); },
-               .fail = [this](Save* save, const absl::Status& error) { tracker_.Fail(save, error); }}),
+               .fence_off = bind_front(&Impl::FenceOff, this),
+               .answer_if_ended = bind_front(&Impl::AnswerIfEnded, this),
+               .is_pinned = bind_front(&Retention::IsPinned, &retention_),
+               .is_undeleting = bind_front(&TrashCollector::IsUndeleting, &trash_),
+               .fail = bind_front(&SaveTracker::Fail, &tracker_)}),
       ended_({.describe_save = [this](const Save& save) { return Describe(save, v1::BASIC); },
-              .describe_committed =
-                  [this](const Run& run, const CommittedCheckpoint& committed) {
-                    return Describe(run, committed);
-                  }}),
+              .describe_committed = DescribeHook()}),
       streams_(&saves_),
       publisher_(clock, observer, &saves_, &sizes_, &scanner_, options_.chunk_bytes,
-                 {.fail = [this](Save* save, const absl::Status& error) { tracker_.Fail(save, error); },
-                  .continue_failing = [this](Save* save) { tracker_.ContinueFailing(save); },
-                  .shared_part_written = [this](Save* save) { driver_.OnPartWritten(save); },
-                  .committed =
-                      [this](Save* save, CommittedCheckpoint committed, PointerFiles pointers) {
-                        OnCommitted(save, std::move(committed), std::move(pointers));
-                      },
+                 {.fail = bind_front(&SaveTracker::Fail, &tracker_),
+                  .continue_failing = bind_front(&SaveTracker::ContinueFailing, &tracker_),
+                  .shared_part_written = bind_front(&SaveDriver::OnPartWritten, &driver_),
+                  .committed = bind_front(&Impl::OnCommitted, this),
                   .indeterminate = [this](Save* save) { tracker_.End(save, v1::INDETERMINATE); }}),
-      tracker_(
-          clock, pool, observer, &saves_, &ended_, &streams_, &sizes_, &scanner_, &trash_,
-          {.describe = [this](const Save& save, v1::View view) { return Describe(save, view); },
-           .changed = [this](const Save& save) { Notify(save); },
-           .all_sealed =
-               [this](Save* save) {
-                 sizes_.Remember(*save);
-                 // The next daemon would have to take over this node's part of a shared save, with its
-                 // registration. It does not yet: a restart loses the save, and NODE_LOST ends it.
-                 if (save->run->shared == nullptr) recovery_.Keep(save);
-               },
-           .sealed_here = [this](Save* save) { driver_.OnSealedHere(save); },
-           .give_up = [this](Save* save, const absl::Status& why) { driver_.OnGivingUp(save, why); },
-           .part_sealed = [this](Save* save) { publisher_.WriteSealedParts(save); },
-           .failing = [this](Save* save) { recovery_.Drop(save); },
-           .releasing_memory =
-               [this](Save* save) {
-                 recovery_.Drop(save);
-                 const bool committed = save->level() == v1::COMMITTED;
-                 if (save->reservation != 0 && committed && residents_.Keep(*save)) save->reservation = 0;
-               },
-           .memory_released =
-               [this](const Save& save) {
-                 residents_.Prune(save.run);
-                 placer_.Forget(save);
-                 disk_.OnSaveEnded(save);
-               },
-           .record = [this](Run* run, const storage::v1::Outcome& outcome) { history_.Record(run, outcome); },
-           .ended =
-               [this](Save* save) {
-                 publisher_.OnSaveEnded(*save);
-                 resumes_.Continue(save->run);
-                 queue_.TryAdmitAll();
-                 CheckDrained();
-               }}),
+      tracker_(clock, pool, observer, &saves_, &ended_, &streams_, &sizes_, &scanner_, &trash_,
+               {.describe = [this](const Save& save, v1::View view) { return Describe(save, view); },
+                .changed = bind_front(&Impl::Notify, this),
+                .all_sealed = bind_front(&Impl::OnAllSealed, this),
+                .sealed_here = bind_front(&SaveDriver::OnSealedHere, &driver_),
+                .give_up = bind_front(&SaveDriver::OnGivingUp, &driver_),
+                .part_sealed = bind_front(&Publisher::WriteSealedParts, &publisher_),
+                .failing = bind_front(&SaveRecovery::Drop, &recovery_),
+                .releasing_memory = bind_front(&Impl::OnReleasingMemory, this),
+                .memory_released = bind_front(&Impl::OnMemoryReleased, this),
+                .record = bind_front(&OutcomeHistory::Record, &history_),
+                .ended = bind_front(&Impl::OnSaveEnded, this)}),
       driver_(clock, observer, &saves_,
               {.begun =
                    [this](const Run& run, const SaveId& id, const absl::StatusOr<int64_t>& sequence) {
                      intake_.OnSequence(run.name, id, sequence);
                    },
-               .admitted =
-                   [this](Save* save) {
-                     publisher_.Start(save);
-                     grants_.OnAdmitted(save);
-                   },
-               .sealed = [this](Save* save) { tracker_.OnSealedEverywhere(save); },
-               .committed =
-                   [this](Save* save, CommittedCheckpoint committed, PointerFiles pointers) {
-                     OnCommitted(save, std::move(committed), std::move(pointers));
-                   },
-               .committed_unread =
-                   [this](Save* save) {
-                     Run* run = save->run;
-                     tracker_.End(save, v1::COMMITTED);
-                     retention_.ApplyAfterScan(run);
-                     scanner_.Scan(run);
-                   },
-               .indeterminate = [this](Save* save,
-                                       const absl::Status& why) { publisher_.SetIndeterminate(save, why); },
-               .fail = [this](Save* save, const absl::Status& error) { tracker_.Fail(save, error); },
-               .ended = [this](Save* save, const absl::Status& why) { tracker_.OnEnded(save, why); },
-               .continue_failing = [this](Save* save) { tracker_.ContinueFailing(save); },
-               .removed =
-                   [this](Run* run, int64_t sequence) {
-                     run->catalog.Withdraw(sequence);
-                     residents_.Prune(run);
-                   },
-               .damage_changed =
-                   [this](Run* run, int64_t sequence, const std::optional<storage::v1::Damage>& damage) {
-                     damage_.OnChanged(run, sequence, damage);
-                   },
-               .newest_committed =
-                   [this](Run* run, int64_t sequence, const std::optional<RetentionPolicy>& retention) {
-                     retention_.SetPolicyOf(run, sequence, retention);
-                   },
-               .root_changed =
-                   [this](Run* run) {
-                     retention_.ApplyAfterScan(run);
-                     scanner_.Scan(run);
-                   },
-               .leadership_changed = [this](Run* run) { retention_.OnLeadershipChanged(run); }}),
+               .admitted = bind_front(&Impl::OnAdmitted, this),
+               .sealed = bind_front(&SaveTracker::OnSealedEverywhere, &tracker_),
+               .committed = bind_front(&Impl::OnCommitted, this),
+               .committed_unread = bind_front(&Impl::OnCommittedUnread, this),
+               .indeterminate = bind_front(&Publisher::SetIndeterminate, &publisher_),
+               .fail = bind_front(&SaveTracker::Fail, &tracker_),
+               .ended = bind_front(&SaveTracker::OnEnded, &tracker_),
+               .continue_failing = bind_front(&SaveTracker::ContinueFailing, &tracker_),
+               .removed = bind_front(&Impl::OnRemovedByOthers, this),
+               .damage_changed = bind_front(&DamageMarks::OnChanged, &damage_),
+               .newest_committed = bind_front(&Retention::SetPolicyOf, &retention_),
+               .root_changed = bind_front(&Impl::OnRootChanged, this),
+               .leadership_changed = bind_front(&Retention::OnLeadershipChanged, &retention_)}),
       recovery_(clock, observer, pool, journal, &runs_.all(), &saves_, &sizes_, options_.chunk_bytes,
-                {.past = [this](const Run& run, const SaveId& key) { return ended_.Past(run, key); },
-                 .recovered =
-                     [this](Save* save) {
-                       publisher_.Start(save);
-                       Notify(*save);
-                     }}),
-      watches_(clock, options_.limits.watches_per_uid,
-               [this](const Caller& caller, const Run& run) { return runs_.Sees(caller, run); }),
-      damage_(
-          clock, observer, DescribeHook(),
-          {.marked = [this](Run* run, int64_t sequence) { residents_.Drop(run, sequence); },
-           .pointers_changed =
-               [this](Run* run, PointerFiles pointers) { retention_.SetPointers(run, std::move(pointers)); },
-           .recorded = [this](Run* run, int64_t sequence) { resumes_.OnDamageRecorded(run, sequence); },
-           .cleared = [this](Run* run) { retention_.Apply(run); }}),
+                {.past = bind_front(&EndedSaves::Past, &ended_),
+                 .recovered = bind_front(&Impl::OnRecovered, this)}),
+      watches_(clock, options_.limits.watches_per_uid, bind_front(&RunTable::Sees, &runs_)),
+      damage_(clock, observer, DescribeHook(),
+              {.marked = bind_front(&ResidentCache::Drop, &residents_),
+               .pointers_changed = bind_front(&Retention::SetPointers, &retention_),
+               .recorded = bind_front(&ResumeBarrier::OnDamageRecorded, &resumes_),
+               .cleared = bind_front(&Retention::Apply, &retention_)}),
       leases_({options_.limits.leases_per_uid, options_.limits.manifest_bytes_per_uid}, &sessions_,
               {.describe = DescribeHook(),
                .mark_damaged = MarkDamagedHook(),
-               .notify = [this](const Run& run,
-                                v1::WatchResponse event) { watches_.Notify(run, std::move(event)); },
-               .released =
-                   [this](const Lease& lease) {
-                     residents_.OnLeaseReleased(lease);
-                     retention_.Apply(lease.run);  // It may have been all that kept a victim.
-                   }}),
+               .notify = bind_front(&WatchHub::Notify, &watches_),
+               .released = bind_front(&Impl::OnLeaseReleased, this)}),
       residents_({options_.chunk_bytes, options_.max_reader_pool_percent_per_user}, pool, observer,
                  &sessions_, &leases_),
       prefetcher_(clock, pool, observer, &residents_,
                   {.describe = DescribeHook(), .mark_damaged = MarkDamagedHook()}),
       scrubber_({options_.scrub_period, options_.scrub_bytes_per_second}, clock, observer,
-                {.is_busy = [this](const Run& run) { return IsBusy(run); },
+                {.is_busy = bind_front(&Impl::IsBusy, this),
                  .mark_damaged =
                      [this](Run* run, int64_t sequence, storage::v1::Damage damage) {
                        damage_.Mark(run, sequence, std::move(damage), [](const absl::Status&) {});
                      }}),
-      adoptions_(
-          options_.chunk_bytes, clock, observer,
-          {.describe = DescribeHook(),
-           .is_draining = [this] { return draining_; },
-           .saves_in_flight =
-               [](const Run& run) {
-                 std::vector<AdoptionJobs::SaveInFlight> saves;
-                 for (const auto& [sequence, save] : run.saves)
-                   saves.push_back({sequence, save->key.tag, save->begun_unix_us});
-                 return saves;
-               },
-           .kept_last = [this](const Run& run) { return retention_.KeptLast(run); },
-           .pointers_changed =
-               [this](Run* run, PointerFiles pointers) { retention_.SetPointers(run, std::move(pointers)); },
-           .rescan =
-               [this](Run* run) {
-                 run->read_only = true;
-                 scanner_.Scan(run);
-               },
-           .ended = [this](Run* run) { retention_.Apply(run); }}),
+      adoptions_(options_.chunk_bytes, clock, observer,
+                 {.describe = DescribeHook(),
+                  .is_draining = [this] { return draining_; },
+                  .saves_in_flight = &SavesInFlight,
+                  .kept_last = bind_front(&Retention::KeptLast, &retention_),
+                  .pointers_changed = bind_front(&Retention::SetPointers, &retention_),
+                  .rescan = bind_front(&Impl::ScanBeforeChanges, this),
+                  .ended = bind_front(&Retention::Apply, &retention_)}),
       resumes_(clock, &sessions_, &leases_,
                {.describe = DescribeHook(),
-                .find_run = [this](const std::string& name) { return runs_.Find(name); },
-                .activated = [this](Run* run, int64_t attempt) { FenceOff(run, attempt); },
-                .older_saves =
-                    [](const Run& run, int64_t attempt) {
-                      std::vector<std::string> tags;
-                      for (const auto& [sequence, save] : run.saves) {
-                        if (save->key.attempt < attempt) tags.push_back(save->key.tag);
-                      }
-                      return tags;
-                    },
+                .find_run = bind_front(&Impl::RunOfName, this),
+                .activated = bind_front(&Impl::FenceOff, this),
+                .older_saves = &TagsOfOlderSaves,
                 .mark_damaged = MarkDamagedHook(),
-                .begin_decision = [this](Run* run,
-                                         int64_t sequence) { retention_.BeginResumeDecision(run, sequence); },
-                .end_decision = [this](Run* run,
-                                       int64_t sequence) { retention_.EndResumeDecision(run, sequence); },
-                .scan = [this](Run* run) { scanner_.Scan(run); },
-                .agreed = [this](Run* run, int64_t sequence) { residents_.MakeWayForSaves(run, sequence); },
-                .released = [this](Run* run) { retention_.Apply(run); }}) {
-  pool_->OnRoom([this] { queue_.TryAdmitAll(); });
+                .begin_decision = bind_front(&Retention::BeginResumeDecision, &retention_),
+                .end_decision = bind_front(&Retention::EndResumeDecision, &retention_),
+                .scan = bind_front(&RootScanner::Scan, &scanner_),
+                .agreed = bind_front(&ResidentCache::MakeWayForSaves, &residents_),
+                .released = bind_front(&Retention::Apply, &retention_)}) {
+  pool_->OnRoom(bind_front(&AdmissionQueue::TryAdmitAll, &queue_));
 }
 
 DescribeCheckpoint Engine::Impl::DescribeHook() const {
