@@ -1,6 +1,6 @@
-"""What lies at a path: a checkpoint that ckptd committed, one of another program, or one whose manifest is missing.
+"""Finds out what is at a path: a checkpoint that ckptd committed, one of another program, or one whose manifest is missing.
 
-Every adapter asks here before it reads, so that bytes that ckptd can verify are never read without.
+Every adapter asks here before it reads, so that bytes that ckptd can verify are never read unverified.
 """
 
 import logging

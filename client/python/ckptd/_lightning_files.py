@@ -30,10 +30,10 @@ _TAG = re.compile(r"(?![.-])[A-Za-z0-9._=+,@-]{1,200}\Z")
 _NOT_IN_A_TAG = re.compile(r"[^A-Za-z0-9._=+,@-]")
 _TEMPORARY = ".new-"
 _TEMPORARY_SECONDS = 60.0  # A temporary name is renamed at once.
-_MAX_PATH_BYTES = 1000  # Of a file's path in a checkpoint, and of one of its components.
+_MAX_PATH_BYTES = 1000  # The longest path of a file in a checkpoint; below: the longest component of one.
 _MAX_NAME_BYTES = 255
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
-# Of link(): the file system has no hard links, or none from here to there.
+# Errors of os.link() where the file system makes no hard link, or none between the two paths.
 _NO_HARD_LINK = (errno.EPERM, errno.EXDEV, errno.EMLINK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 

@@ -72,7 +72,7 @@ class NodeClient:
             pool >> 20,
             self._name,
         )
-        # It takes memory when a save needs it, and not when an adapter is installed.
+        # populate_bytes=0: the daemon takes memory when a save needs it, and not when an adapter is installed.
         self._private = LocalDaemon(folder, pool_bytes=pool, populate_bytes=0).start()
         return self._private.endpoint
 

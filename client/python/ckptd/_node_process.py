@@ -176,7 +176,7 @@ class Process:
         opened = _open_with(run, real, self.settings.timeout) if run is not None else None
         if opened is not None:
             return opened
-        # Also with a daemon: it knows only checkpoints that lie in their own root under their own name.
+        # The daemon knows only checkpoints that are in their own root under their own name, so look here, too.
         return open_root(real.root).open(real.tag) if is_committed(real.path) else None
 
     def run_to_read(self, root: str, as_rank: bool = True) -> Optional[RunReader]:

@@ -7,7 +7,7 @@ from typing import Any, Callable, List, Mapping, Tuple
 
 
 class Patches:
-    """What an adapter has replaced; true if it has replaced anything. A context manager that puts it back at its end.
+    """The replacements of one adapter; true if there are any. As a context manager it undoes them at its end.
 
     Not thread-safe: an adapter is installed and uninstalled by one thread.
     """

@@ -1,6 +1,6 @@
-"""What the ranks of a process group tell each other, for the adapters. Every rank of the group makes the same calls.
+"""Collectives of the adapters: messages between the ranks of a process group. Every rank makes the same calls.
 
-These are collectives: a rank that never calls makes the others wait for the process group's own time limit. Where ranks
+A rank that never calls makes the others wait for the process group's own time limit. Where ranks
 must name the missing ones before that, as in NxD's adapter, nxd/_store.py exchanges texts by the group's store instead.
 """
 
@@ -14,7 +14,7 @@ from ckptd import errors
 from ckptd._membership import launch
 
 T = TypeVar("T")
-_GLOO_TIMEOUT = datetime.timedelta(hours=1)  # As TorchTNT's.
+_GLOO_TIMEOUT = datetime.timedelta(hours=1)  # The same as TorchTNT's.
 
 
 def is_distributed() -> bool:

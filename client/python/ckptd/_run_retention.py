@@ -1,4 +1,4 @@
-"""What a run keeps: the calls of a rank about retention, single checkpoints and the trash."""
+"""The calls of a run about retention, single checkpoints and the trash."""
 
 from typing import Any, List, Optional
 

@@ -10,7 +10,7 @@ from ckptd._paths import open_regular
 
 _STATE = "trainer_state.json"  # The Trainer writes it last.
 _WEIGHTS = (".safetensors", ".bin")
-_OTHERS = ("optimizer.bin", "scheduler.bin", "training_args.bin")  # Of the files with these endings, no weights.
+_OTHERS = ("optimizer.bin", "scheduler.bin", "training_args.bin")  # Files with these endings that hold no weights.
 _ARCHIVES = (".bin", ".pt", ".pth")
 _MAX_HEADER = 100 << 20  # Bytes of a safetensors file, as in the safetensors package.
 

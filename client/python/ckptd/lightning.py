@@ -31,8 +31,8 @@ from ckptd.retention import Keep, keep_of_arguments
 __all__ = ["CheckpointIO", "configure"]
 
 _log = logging.getLogger("ckptd")
-_OLD_FILE = "checkpoint.ckpt"  # In a checkpoint that an older version has saved as a directory.
-_MAX_FAILURES = 100  # As Run.failures().
+_OLD_FILE = "checkpoint.ckpt"  # The file in a checkpoint that an older version of ckptd has saved as a directory.
+_MAX_FAILURES = 100  # The same as in Run.failures().
 _HPC = "hpc_ckpt_"  # Begins the names of checkpoints after which Lightning asks SLURM to end the job.
 
 # Lightning is published under two names, with the same classes in each. The plugin is built on either, and registers with the
@@ -52,7 +52,7 @@ _io: Any = _import_base()
 
 process = Process("lightning")
 configure = process.configure  # See Process.configure.
-_lock = threading.RLock()  # For what all plugins know of checkpoints and links: commits are reported in another thread.
+_lock = threading.RLock()  # Guards the plugins' lists of saves, removals and links: commits are reported in another thread.
 _publishing = threading.RLock()  # Taken before _lock: a file is published, and so synced, without that, which saves wait for.
 
 
@@ -144,14 +144,14 @@ class CheckpointIO(_io.TorchCheckpointIO):  # type: ignore[misc]
             raise ValueError(f'on_failure is "{on_failure}"; it must be "raise" or "warn"')
         self._keep = keep_of_arguments(retention, num_kept_ckpts)
         self._timeout = timeout
-        self.raises = on_failure == "raise"  # For the methods of Lightning that are replaced below.
+        self.raises = on_failure == "raise"  # Read by the replacements of Lightning's methods below.
         self._folders: List[str] = []  # The folders of the Trainer's ModelCheckpoints.
         self._in_flight: List[_Saving] = []
         self._newest: Dict[str, _Saving] = {}  # The last save of each root.
         self._removals: List[_Removal] = []  # Carried out when the saves in their places are committed.
-        self._links: Dict[str, List[str]] = {}  # What will be a link, and the checkpoints in flight to which it will lead in turn.
+        self._links: Dict[str, List[str]] = {}  # Path of a link -> the checkpoints in flight that it will lead to, one after the other.
         self._prepared: Set[str] = set()  # Folders in which the saves of earlier launches have ended.
-        self._num_saves = 0  # Of this fit().
+        self._num_saves = 0  # In this fit().
         self._num_failed = 0
         self._failed: List[_Saving] = []
         self._untold: List[_Saving] = []  # Those that have failed since the last save, wait() or end of fit().
@@ -472,7 +472,7 @@ class CheckpointIO(_io.TorchCheckpointIO):  # type: ignore[misc]
     def _remove(self) -> None:
         """Carries out the removals for which the saves in their places have ended."""
         with _lock:
-            linked = {os.path.realpath(linkpath) for linkpath in self._links}  # Where they lead to until they are replaced.
+            linked = {os.path.realpath(linkpath) for linkpath in self._links}  # The present targets, until the links are replaced.
             due = [
                 removal
                 for removal in self._removals

@@ -28,7 +28,7 @@ _RESTART_PAUSE_SECONDS = 5.0  # At least, between two starts of a daemon that en
 # Bytes. A Unix socket allows 107, and the hand-off socket's path has 8 more than this one.
 _MAX_SOCKET_PATH = 99
 _BACKENDS = {"auto": "BACKEND_AUTO", "io_uring": "BACKEND_IO_URING", "threads": "BACKEND_THREADS"}
-# What a service manager passes to this process is not meant for its daemon.
+# Variables by which a service manager addresses this process, and not its daemon.
 _NOT_INHERITED = (
     "NOTIFY_SOCKET",
     "WATCHDOG_PID",
@@ -144,7 +144,7 @@ class LocalDaemon:
         self.socket_path = os.path.join(_socket_folder(self.folder), "ckptd.sock")
         self.endpoint = f"unix:{self.socket_path}"
         self._keeper: Optional[Client] = None
-        self._lock = threading.Lock()  # Of starting again.
+        self._lock = threading.Lock()  # Held while the daemon is started again.
         self._started_at = 0.0  # time.monotonic() of the last start.
 
     def start(self) -> "LocalDaemon":

@@ -36,7 +36,7 @@ _log = logging.getLogger("ckptd")
 _VERIFIED_AT_ONCE = 32 << 20  # Bytes.
 # EINVAL: it is not a regular file.
 _MISSING_ERRNOS = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR, errno.EINVAL)
-_opened: "weakref.WeakSet[Checkpoint]" = weakref.WeakSet()  # By the daemon, for this process.
+_opened: "weakref.WeakSet[Checkpoint]" = weakref.WeakSet()  # Those that the daemon has opened for this process.
 _opened_lock = threading.Lock()
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -86,7 +86,7 @@ class Checkpoint:
         self._reporter = reporter
         self._passed_over = passed_over
         self.background = False
-        self._name = ""  # Of the daemon's: runs/ID/checkpoints/TAG.
+        self._name = ""  # Its resource name, runs/ID/checkpoints/TAG; empty without a daemon.
         self._residents: Optional[ResidentFiles] = None  # None until the first file is opened.
         self._progress = ReadProgressReporter(session, lease) if session is not None and lease else None
 

@@ -57,7 +57,7 @@ class Keep:
 
 @dataclasses.dataclass(frozen=True)
 class RetentionDecision:
-    """What retention does with one committed checkpoint. From :meth:`Run.explain_retention`.
+    """The decision of retention about one committed checkpoint. From :meth:`Run.explain_retention`.
 
     Attributes:
         tag (str): the checkpoint.

@@ -38,8 +38,8 @@ from ckptd.run import Run
 __all__ = ["CheckpointCallback", "configure", "latest", "wait"]
 
 _log = logging.getLogger("ckptd")
-_TAG = re.compile(r"checkpoint-(\d+)\Z")  # As the Trainer names its checkpoints.
-_LARGE = ("optimizer.pt", "optimizer.bin", "pytorch_model.bin")  # Of the files of torch.save.
+_TAG = re.compile(r"checkpoint-(\d+)\Z")  # The names that the Trainer gives to its checkpoints.
+_LARGE = ("optimizer.pt", "optimizer.bin", "pytorch_model.bin")  # Files of torch.save with weights or the optimizer's state.
 _BEST = "is_best"  # The metric that is 1 for checkpoints that were the best ones when they were saved.
 _FORMAT = {"format": "pt"}  # The metadata of safetensors files.
 
@@ -70,7 +70,7 @@ class CheckpointCallback(transformers.TrainerCallback):  # type: ignore[misc]
     def __init__(self, *, retention: Optional[Keep] = None, timeout: float = ADMISSION_SECONDS) -> None:
         self._retention = retention
         self._timeout = timeout
-        self._run: Optional[Run] = None  # That was saved to last.
+        self._run: Optional[Run] = None  # The run of the last save.
         _replace_methods()
 
     def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -84,7 +84,7 @@ class CheckpointCallback(transformers.TrainerCallback):  # type: ignore[misc]
                 raise ValueError(f"ckptd.transformers.CheckpointCallback: {how}")
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """As :meth:`on_init_end`, for a callback that was added later."""
+        """Refuses the same as :meth:`on_init_end`, which Trainer.add_callback() does not call."""
         self.on_init_end(args, state, control)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:

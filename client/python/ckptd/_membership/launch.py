@@ -1,4 +1,4 @@
-"""Which rank of which launch this process is: from arguments, the process group, or the launcher's
+"""The rank and the launch of this process: from arguments, the process group, or the launcher's
 environment.
 
 Never starts a collective: a rank that is missing must not block the others here.

@@ -41,13 +41,13 @@ class Joined(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class JoinOptions:
-    """What a rank joins a run with: arguments of Client.run(), which describes them."""
+    """The options with which a rank joins a run: arguments of Client.run(), which describes them."""
 
-    run_id: str = ""  # That the run must have; empty: any.
-    attempt: int = 0  # That this launch must be; 0: any.
+    run_id: str = ""  # The id that the run must have; empty: any.
+    attempt: int = 0  # The attempt that this launch must be; 0: any.
     keep: Optional[Keep] = None  # The retention policy that saves bring; None leaves it to the other ranks.
     commit_timeout: float = 600.0  # Seconds from a save's first Begin to its last Seal.
-    takeover: bool = False  # Fence off a launch of another job that runs.
+    takeover: bool = False  # Fences off another job that runs in the root.
 
 
 class RootDirectory:
@@ -106,7 +106,7 @@ class Membership:
         self.launch = launch
         self.recovery = recovery
         self.watcher = watcher
-        self.keep = options.keep  # Which the user may replace.
+        self.keep = options.keep  # Run.retention replaces it.
         self.commit_timeout = options.commit_timeout
         self.copy_threads = copy_threads
         self._keep_alive = keep_alive

@@ -1,4 +1,4 @@
-"""Who holds a rank within this process: several Run objects may have been made for the same one."""
+"""The holder of each rank within this process: several Run objects may have been made for the same rank."""
 
 import os
 import threading
@@ -10,7 +10,7 @@ _lock = threading.Lock()
 
 
 class Holder(Protocol):
-    """What this module needs of a membership."""
+    """The interface of a membership to this module."""
 
     connection: Any
     root: str

@@ -57,7 +57,7 @@ class UnendedSave(abc.ABC):
 
 
 class JoinableRun(Protocol):
-    """What a SaveWatcher needs of a membership."""
+    """The interface of a membership to the SaveWatcher."""
 
     root: str
 
@@ -66,7 +66,7 @@ class JoinableRun(Protocol):
 
 
 class Watcher(Protocol):
-    """What a membership needs of the client's SaveWatcher."""
+    """The interface of the client's SaveWatcher to a membership."""
 
     def remove_run(self, run: JoinableRun) -> None:
         """Does not join the run again in later sessions."""
@@ -76,7 +76,7 @@ class Watcher(Protocol):
 
 
 class Recovery(Protocol):
-    """What a membership needs of a run's SaveRecovery."""
+    """The interface of a run's SaveRecovery to a membership."""
 
     def add(self, saves: Iterable[Any]) -> None:
         """Queues saves that the present daemon may not have.

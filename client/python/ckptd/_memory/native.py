@@ -118,7 +118,7 @@ def _readonly_address(view: memoryview) -> int:
 
 
 class Pieces(NamedTuple):
-    """Where the bytes of a file come from: lengths[i] bytes at the address sources[i] go to offsets[i] in the
+    """The sources of a file's bytes: lengths[i] bytes at the address sources[i] go to offsets[i] in the
     file.
 
     All three are array('Q').
@@ -217,7 +217,7 @@ class ReadFault(NamedTuple):
 
 
 class Targets(NamedTuple):
-    """Where bytes of a file go: lengths[i] bytes from offsets[i] on go to the address addresses[i].
+    """The targets of a file's bytes: lengths[i] bytes from offsets[i] on go to the address addresses[i].
 
     All three are array('Q'), ordered by offset; the ranges must not overlap.
     """

@@ -24,7 +24,7 @@ _FRAME = struct.Struct("<8sIII")
 _HEAD_BYTES = 4096
 _HEAD = struct.Struct("<8sIIIIQI")
 _VERSION = 1
-_MAX_BYTES = 1 << 30  # Of a manifest's body, and of the record of damages.
+_MAX_BYTES = 1 << 30  # The largest body of a manifest, and the largest record of damages.
 
 
 def open_beneath(directory: int, path: str) -> int:

@@ -122,7 +122,7 @@ class ResidentFiles:
         try:
             request = messages.LocateFilesRequest(lease=self._lease, path=path, map=map)
             return self._session.call(self._session.checkpoints.LocateFiles, request, self._timeout)
-        except errors.CkptdError as error:  # Also from an older daemon that does not know the call.
+        except errors.CkptdError as error:  # An older daemon does not know the call.
             _log.debug("ckptd: %s is read from the disk: %s", path, error)
             return messages.LocateFilesResponse()
 

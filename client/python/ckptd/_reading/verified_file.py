@@ -17,7 +17,7 @@ from ckptd._wire.protocol import messages
 
 _KEPT_CHUNKS = 2  # The one that is being read in small pieces, and one that such a reader comes back to.
 _REMOTE_CHUNK = 8 << 20
-_MAX_RANGES = 10_000  # In one request, which must stay a small message.
+_MAX_RANGES = 10_000  # The most in one request, which must stay a small message.
 _RPC_SECONDS = 30.0
 _SLOWEST_STREAM = 20e6  # Bytes per second; a slower read times out.
 

@@ -9,7 +9,7 @@ from ckptd._saving import file_values
 
 ACTIONS = ("warn", "refuse", "suspect")
 _MAX_NAMED = 5
-_MAX_SUSPECT_BYTES = 300  # Of the words that a daemon keeps with a checkpoint.
+_MAX_SUSPECT_BYTES = 300  # The longest reason that a daemon keeps with a suspect checkpoint.
 
 
 class Finite:
@@ -52,7 +52,7 @@ class NonFiniteTensor(NamedTuple):
 def find(file: str, value: Any, image: Image) -> List[NonFiniteTensor]:
     """Returns the tensors of a file, whose image has just been written, that have numbers which are not finite."""
     if isinstance(image, PiecesImage) and image.non_finite == 0:
-        return []  # The copy has seen every tensor.
+        return []  # The copy has counted in every tensor.
     obj = value.obj if isinstance(value, file_values.Torch) else value
     found = []
     for name, tensor in _tensors(obj, ""):

@@ -1,4 +1,4 @@
-"""The files of a part, and where in its memory they go."""
+"""The files of a part, and their places in its memory."""
 
 from typing import Any, List, Optional, Sequence
 
@@ -21,10 +21,10 @@ class PartFile:
         self.unchecked = value
         # None when it has been copied: its owner may have changed it since.
         self.image: Optional[Image] = image
-        self.offset = -1  # In the part, in bytes; -1 until it has a place.
-        self.is_asked = False  # The daemon knows of it.
-        self.written: Optional[Joined] = None  # Where it has been written to.
-        self.memory: Optional[Memory] = None  # Where it lies; None if it went over gRPC.
+        self.offset = -1  # In bytes, from the begin of the part; -1 until it has a place.
+        self.is_asked = False  # A Begin or an Extend has named it to the daemon.
+        self.written: Optional[Joined] = None  # The session in which it has been written.
+        self.memory: Optional[Memory] = None  # The memory that it was written to; None if it went over gRPC.
 
 
 def part_file(name: str, value: Any, check: Optional[Finite], views: str = "compact") -> PartFile:
@@ -45,7 +45,7 @@ class PartRoom:
     """
 
     def __init__(self) -> None:
-        self._asked_end = 0  # Where the files that the daemon knows of end.
+        self._asked_end = 0  # The end of the files that a Begin or an Extend has named, in bytes.
         self._own_end = 0  # How far this rank may place files; 0: it may not.
 
     def grant(self, segment_sizes: Sequence[int], placements: Any) -> None:

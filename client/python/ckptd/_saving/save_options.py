@@ -15,7 +15,7 @@ _BUSY_POLICIES = {"wait": types.WAIT, "skip": types.SKIP, "supersede": types.SUP
 
 @dataclasses.dataclass(frozen=True)
 class SaveOptions:
-    """What a save is asked for beside its files: the arguments of Run.save(), which describes them."""
+    """The options of a save, beside its files: arguments of Run.save(), which describes them."""
 
     tag: str
     step: Optional[int]

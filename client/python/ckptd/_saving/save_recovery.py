@@ -34,7 +34,7 @@ class SaveRecovery:
         ended.
         """
         self._on_progress = on_progress
-        # It is entered by its lock, as _session/interrupts.py says why.
+        # Its users enter its lock and not the condition: _session/interrupts.py says why.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._pending: List[PartUpload] = []

@@ -1,4 +1,4 @@
-"""What is known of one save of this rank: its key, its level and its end; and waiting for them."""
+"""The state of one save of this rank: its key, its level and its end; and waiting for them."""
 
 import concurrent.futures
 import logging
@@ -45,9 +45,9 @@ class SaveState:
         self.stall_seconds = 0.0
         self.copy_seconds = 0.0
         self.daemon_instance = ""  # The daemon that has the save since it was sealed.
-        # It was begun again with another daemon than the one that it was sealed with.
+        # It was begun again with another daemon than the one with which it was sealed.
         self.is_recovered = False
-        # It is entered by its lock, as _session/interrupts.py says why.
+        # Its users enter its lock and not the condition: _session/interrupts.py says why.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._level: int = types.OPEN

@@ -34,7 +34,7 @@ _SHORTEST_CALL_SECONDS = 0.2
 # what the save waited for.
 _EARLY_SECONDS = 1.0
 _LEAST_ADMISSION_SECONDS = 0.001  # The daemon refuses 0.
-_RECOVERY_SILENCE_SECONDS = 5.0  # As _SILENCE_SECONDS, where no trainer waits.
+_RECOVERY_SILENCE_SECONDS = 5.0  # In the place of _SILENCE_SECONDS where no trainer waits.
 # How long a recovered save waits to be admitted, at least, unless the run's commit_timeout is shorter: the
 # other ranks have to notice the new daemon, too.
 _RECOVERY_ADMISSION_SECONDS = 30.0
@@ -65,8 +65,8 @@ class PartUpload(UnendedSave):
         self.number = self.state.number
         self.attempt = self.state.attempt
         self.key = self.state.key
-        self._begun: Optional[Joined] = None  # Where Begin was answered.
-        self._is_begin_unanswered = False  # It may still arrive at the daemon.
+        self._begun: Optional[Joined] = None  # The session in which Begin was answered.
+        self._is_begin_unanswered = False  # A Begin was sent that may still arrive at the daemon.
         self._is_seal_sent = False
         self._files: List[PartFile] = []
         self._non_finite: List[NonFiniteTensor] = []  # Found by the check.
@@ -84,7 +84,7 @@ class PartUpload(UnendedSave):
         self._files = list(files)
         self._repeat(self._write_missing)
         for file in files:
-            file.image = None  # It is copied: the caller may change or free its values.
+            file.image = None  # The bytes are copied: the caller may change or free its values.
 
     def save(self, files: List[PartFile]) -> None:
         """Uploads the whole part and seals it."""

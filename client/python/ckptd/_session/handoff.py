@@ -19,7 +19,7 @@ from ckptd._session.peer import check_server
 from ckptd._wire.protocol import handoff
 from ckptd._wire.status import code_name
 
-_MAX_DESCRIPTORS = 64  # In one packet.
+_MAX_DESCRIPTORS = 64  # The most in one packet.
 _FRAME_BYTES = 64 << 10
 _HANG_UP = select.POLLRDHUP | select.POLLHUP | select.POLLERR
 

@@ -9,7 +9,7 @@ import signal
 import threading
 from typing import Any, Callable, List, Tuple
 
-_LOOK_SECONDS = 0.2  # As gRPC.
+_LOOK_SECONDS = 0.2  # The same as in gRPC's own wait.
 
 
 class uninterrupted:
@@ -51,7 +51,7 @@ def held_until_done(future: Any) -> Any:
 
     To wait for the lock leaves nothing behind, other than for the future.
     """
-    lock = threading.Lock()  # Of C, not of Python.
+    lock = threading.Lock()  # Implemented in C: an acquire() that a signal interrupts leaves it as it was.
     lock.acquire()
     future.add_done_callback(lambda _: lock.release())
     return lock

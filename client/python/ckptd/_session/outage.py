@@ -63,7 +63,7 @@ class Outage:
             return 0.0 if self._since is None else time.monotonic() - self._since
 
     def __str__(self) -> str:
-        """For messages: for how long no daemon has answered where, and why. Empty while one answers."""
+        """The text for messages: since when no daemon answers, where, and why. Empty while one answers."""
         with self._lock:
             if self._since is None:
                 return ""

@@ -1,4 +1,4 @@
-"""Who serves a socket: bytes of a checkpoint go to no process that another user has put there."""
+"""Checks which user serves a socket: bytes of a checkpoint must not go to a process of another user."""
 
 import os
 from typing import Optional

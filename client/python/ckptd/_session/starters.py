@@ -1,4 +1,4 @@
-"""What starts a daemon again that has ended: the private daemons that this process uses."""
+"""Functions that start the private daemons of this process again when they have ended."""
 
 import os
 import threading
@@ -46,7 +46,7 @@ def start(endpoint: str) -> bool:
 
 
 def _forget() -> None:
-    """In a forked child: the daemon is the parent's, and another thread of that may hold the lock."""
+    """Called in a forked child: the daemon is the parent's, and a thread of the parent may have held the lock."""
     global _lock
     _lock = threading.Lock()
     _starts.clear()

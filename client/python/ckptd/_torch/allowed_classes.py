@@ -15,7 +15,7 @@ from ckptd._torch import script_check, unsafe_globals
 
 
 class Trust(NamedTuple):
-    """What a user allows.
+    """The classes that a user allows.
 
     Attributes:
         weights_only: False allows every class, which may run code.
@@ -42,7 +42,7 @@ def plain_classes() -> List[Any]:
         multiarray: Any = (getattr(numpy, "_core", None) or numpy.core).multiarray
         made += [numpy.ndarray, numpy.dtype]
         made += [kind for kind in vars(getattr(numpy, "dtypes", None) or numpy.dtype).values() if isinstance(kind, type)]
-        for module in ("numpy.core.multiarray", "numpy._core.multiarray"):  # Of releases before and since 2.0.
+        for module in ("numpy.core.multiarray", "numpy._core.multiarray"):  # Before numpy 2.0, and since.
             made += [(getattr(multiarray, name), f"{module}.{name}") for name in ("_reconstruct", "scalar")]
     return made
 

@@ -1,4 +1,4 @@
-"""Where the storages of a file in torch's format lie, by the directory of its archive.
+"""The places of the storages in a file of torch's format, from the directory of its archive.
 
 torch.load to the meta device gives each storage the place that it computes from what the pickle says, and never
 compares the two. A pickle can say anything: only the directory counts.
@@ -23,7 +23,7 @@ class Record(NamedTuple):
 
 Records = Dict[str, Record]  # By the name in the archive, such as "data/0".
 
-_HEADER_BYTES = 30  # Of a local header, before the name and padding.
+_HEADER_BYTES = 30  # The size of a local header without the name and padding.
 _DESCRIPTOR_BYTES, _DESCRIPTOR64_BYTES = 16, 24
 _MAX32 = 0xFFFFFFFF
 

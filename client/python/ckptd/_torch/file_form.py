@@ -13,16 +13,16 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 class FormOfValue(NamedTuple):
-    """Where the bytes of a value come from."""
+    """The source of a value's bytes."""
 
-    piece: int  # Of the file's pieces.
+    piece: int  # Its index among the pieces of the file.
     size: int  # In bytes.
     is_tensor: bool
     first: int  # The number of the first value with the same bytes: this one's, or that of a tensor that it is tied to.
 
 
 class FileForm:
-    """What a TensorFile is apart from its values, which are bytes and plain tensors in the CPU's memory.
+    """A TensorFile without its values, which are bytes and plain tensors in the CPU's memory.
 
     It keeps none of the values.
     """
@@ -31,7 +31,7 @@ class FileForm:
         """
         Args:
             size: of the file, in bytes.
-            archives: what keeps the pieces that are not values.
+            archives: the owners of the pieces that are not values.
             values: in the order in which they were added.
         """
         self._size = size

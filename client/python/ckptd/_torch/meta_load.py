@@ -53,7 +53,7 @@ class _References:
         self._storages: List[Tuple[Any, int]] = []
 
     def load(self, reference: Any) -> Any:
-        typed = self._load(reference)  # Also for a known key: it refuses what is no reference.
+        typed = self._load(reference)  # For a known key, too: it refuses anything but a reference.
         key = reference[2]
         if key in self._loaded:
             return self._loaded[key]

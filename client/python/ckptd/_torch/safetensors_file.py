@@ -8,7 +8,7 @@ import torch
 
 from ckptd._torch.tensor_file import ALIGNMENT, TensorFile
 
-SHARDING_KEY = "DCP_SHARDING_INFO"  # Where each piece is in its tensor, in the header's metadata.
+SHARDING_KEY = "DCP_SHARDING_INFO"  # A key of the header's metadata: the offsets of each piece in its tensor.
 OFFSETS_KEY = "saved_offsets"
 
 _NAMES = {
@@ -39,7 +39,7 @@ class Piece(NamedTuple):
     name: str
     dtype: Any
     shape: Tuple[int, ...]
-    offsets: Tuple[int, ...]  # Where it begins in the tensor, in elements.
+    offsets: Tuple[int, ...]  # Its first element in the tensor, in elements of each dimension.
     parts: Sequence[Any]  # Tensors whose elements, one after another, are the piece's.
 
 
@@ -51,7 +51,7 @@ def lay_out(pieces: Iterable[Piece], sharded: bool) -> Tuple[TensorFile, Dict[st
     Raises:
         ValueError: the format cannot hold a piece.
     """
-    ordered = sorted(pieces, key=lambda piece: -piece.dtype.itemsize)  # So all elements are aligned.
+    ordered = sorted(pieces, key=lambda piece: -piece.dtype.itemsize)  # The largest elements first: then all are aligned.
     head = _header(ordered, sharded)
     file, placed = TensorFile(), {}
     file.add_bytes(head)

@@ -61,7 +61,7 @@ class Record(NamedTuple):
     storage: Any
     begin: int
     end: int
-    dtype: Any = None  # Of the tensors that use it; None if it is not known, or they are of several dtypes.
+    dtype: Any = None  # The dtype of the tensors that use it; None if they have several, or it is not known.
 
 
 class PickledState(NamedTuple):
@@ -251,7 +251,7 @@ class _Pickler(pickle.Pickler):
         if storage.device.type == "meta":
             return
         if dtype in _NEW_DTYPES:
-            dtype = torch.uint8  # For torch their storages hold bytes.
+            dtype = torch.uint8  # torch treats their storages as bytes.
         address = storage.data_ptr()
         if address and self._dtypes.setdefault(address, dtype) != dtype:
             raise RuntimeError(
@@ -311,6 +311,6 @@ def refused_by_weights_only(found: Set[Any]) -> Optional[List[str]]:
         try:
             pickle.dumps(item, 2)
             named.append(item)
-        except Exception:  # It is not a global of its own: the pickle names it by other means.
+        except Exception:  # It is no global: the pickle names it in another way.
             continue
     return sorted(find(io.BytesIO(archive_of(pickle.dumps(named, 2), True))))

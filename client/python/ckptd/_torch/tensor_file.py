@@ -14,17 +14,17 @@ from ckptd._torch.file_form import FileForm, FormRecorder
 from ckptd._torch.state_pickler import Record
 from ckptd._torch.tensor_archive import around
 
-ALIGNMENT = 64  # Of each archive, and so of the elements, in bytes.
+ALIGNMENT = 64  # Bytes. Each archive begins at a multiple of it, and so do the elements in it.
 _ZEROS = bytes(ALIGNMENT)
 _ZEROS_ADDRESS = native.address_of(_ZEROS)[0]
 
 
 class Placed(NamedTuple):
-    """Where a value is in the file, in bytes."""
+    """The place of a value in the file, in bytes."""
 
     offset: int
     length: int
-    # Where the elements begin, contiguous, in the file; None if only torch.load can tell.
+    # The offset of the elements in the file, where they are contiguous; None if only torch.load knows it.
     elements: Optional[int]
 
 
@@ -35,14 +35,14 @@ class TensorFile:
         self.size = 0  # In bytes, so far.
         self._offsets, self._sources, self._lengths = array("Q"), array("Q"), array("Q")
         self._owners: List[Any] = []
-        self._around: List[Any] = []  # What keeps the bytes around the elements.
+        self._around: List[Any] = []  # Owners of the bytes around the elements.
         self._recorder = FormRecorder()
-        self._archives: List[Tuple[int, Image]] = []  # Of unusual tensors.
+        self._archives: List[Tuple[int, Image]] = []  # Whole archives, of tensors that are not plain.
         self._strided: List[Tuple[int, Any]] = []
         self._on_devices: List[Tuple[int, Record]] = []
         self._deferred = DeferredTensors()
         self._deferred_records: List[Tuple[int, Record]] = []
-        self._placed: Dict[Any, Tuple[Placed, int]] = {}  # And the piece of the elements.
+        self._placed: Dict[Any, Tuple[Placed, int]] = {}  # Each with the number of the piece that has its elements.
 
     def add_bytes(self, data: Any) -> Placed:
         """Adds a bytes-like object."""

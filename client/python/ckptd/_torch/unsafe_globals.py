@@ -1,4 +1,4 @@
-"""Which classes make torch refuse a file that is loaded with ``weights_only=True``."""
+"""The classes for which torch refuses a file with ``weights_only=True``."""
 
 import re
 from typing import Any, List

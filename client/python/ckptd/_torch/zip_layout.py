@@ -28,7 +28,7 @@ _PADDING = [b"FB" + struct.pack("<H", n) + b"Z" * n for n in range(_ALIGNMENT)]
 
 
 class Layout:
-    """Where everything goes in the file; the same for every save of the same shape.
+    """The offsets of everything in the file; the same for every save of the same shape.
 
     Attributes:
         size: of the file, in bytes.

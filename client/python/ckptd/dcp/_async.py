@@ -75,9 +75,9 @@ def save_async(state_dict: Any, writer: Any, **arguments: Any) -> SaveFuture:
     writer.options = chosen._replace(wait="sealed")
     try:
         metadata = save_state(state_dict, writer, **arguments)
-        assert writer.save is not None  # It has called the writer.
+        assert writer.save is not None  # save_state() has called the writer.
         saved = writer.save.future("committed")
-    except (Exception, CheckpointException) as error:  # As with DCP, what fails is the future's.
+    except (Exception, CheckpointException) as error:  # As in DCP's async_save(), an error goes to the future.
         future.fail(error, path)
         process.add_failure(place_of(path), error)
         return future

@@ -1,4 +1,4 @@
-"""The files of one rank's part of a save, and what a save was made of."""
+"""The files of one rank's part of a save, and the record of a save."""
 
 import dataclasses
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
@@ -16,7 +16,7 @@ from ckptd.dcp import _names
 
 @dataclasses.dataclass
 class Assignment:
-    """Which rank of how many writes a plan, and in which save it was made. It travels with the plan."""
+    """The rank that writes a plan, the number of ranks, and the save in which it was made. Sent with the plan."""
 
     rank: int
     world_size: int
@@ -119,7 +119,7 @@ def storage_data_of(results: List[List[WriteResult]]) -> Dict[Any, Any]:
 
 
 class SaveRecord:
-    """What a save was made of."""
+    """The plan, files and results of a save, for later saves by the same plan."""
 
     plan: Optional[SavePlan] = None  # This rank's.
     files: Optional["Files"] = None  # This rank's.

@@ -1,8 +1,8 @@
-"""`ckptd://PATH`, a protocol of fsspec, for what takes URLs and no writer, such as `dcp.save(checkpoint_id=URL)`.
+"""`ckptd://PATH`, a protocol of fsspec, for programs that take URLs and no writer, such as `dcp.save(checkpoint_id=URL)`.
 
 Files are written beside the checkpoints, in a directory that no checkpoint can have the name of. The rename of
 `.metadata.tmp` saves them as one checkpoint through ckptd, and is its commit. So every byte is written twice:
-what can take a Writer should. Reading goes through ckptd, and verifies every byte.
+use a Writer where the program takes one. Reading goes through ckptd, and verifies every byte.
 """
 
 import io
@@ -97,7 +97,7 @@ class CkptdFileSystem(AbstractFileSystem):  # type: ignore[misc]
                 "checkpoint, and there is no other"
             )
         os.rename(os.path.join(folder, name), os.path.join(folder, new_name))
-        _unwanted.discard(place)  # It was removed, and is saved again.
+        _unwanted.discard(place)  # It is saved anew, so an earlier removal does not count.
         _directory.make_way(place, None)
         files = {one: File(os.path.join(folder, one)) for one in _files_of(os.path.join(folder, new_name))}
         saved = process.run(place.root, 0, 1).save(place.tag, files=files, timeout=_TIMEOUT)

@@ -58,7 +58,7 @@ class HuggingFaceWriter(Writer):
         self._layout = _Layout(fqn_to_index_mapping, save_distributed)
         self._consolidates = save_distributed and enable_consolidation
         self._own: Dict[MetadataIndex, Any] = {}  # The coordinator's tensors, while it consolidates.
-        self._staged_file: Optional[StagedFile] = None  # What this rank, if it is not the coordinator, has staged for it.
+        self._staged_file: Optional[StagedFile] = None  # This rank's file for the coordinator.
 
     def prepare_global_plan(self, plans: List[SavePlan]) -> List[SavePlan]:
         """Tells each rank which one it is. Refuses what the layout cannot hold. Only the coordinator calls it."""
@@ -110,7 +110,7 @@ class HuggingFaceWriter(Writer):
 
 
 class _Layout(NamedTuple):
-    """Which tensor goes into which file."""
+    """The assignment of tensors to files."""
 
     indexes: Optional[Mapping[str, int]]
     save_distributed: bool
@@ -163,10 +163,10 @@ class _ShardFiles(Files):
 
 
 class _Place(NamedTuple):
-    """Where the coordinator finds the elements of a piece."""
+    """The place of a piece's elements, for the coordinator."""
 
     file: Optional[FileRef]  # None: among its own tensors.
-    offset: int  # In that memory, in bytes.
+    offset: int  # In bytes, in the memory of that file.
 
 
 class _Contribution(_ShardFiles):

@@ -11,7 +11,7 @@ from ckptd.dcp._reader import Reader
 from ckptd.dcp._writer import Writer
 
 _patches = Patches()
-_options: Dict[str, Any] = {}  # Of the Writers that are made for paths.
+_options: Dict[str, Any] = {}  # Arguments of the Writers that are made for paths.
 
 configure = process.configure  # See Process.configure.
 

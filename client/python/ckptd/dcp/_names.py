@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from ckptd._ranks import is_distributed
 
 METADATA_FILE = ".metadata"
-FORMAT_VERSION = "1.0.0"  # Of the metadata.
+FORMAT_VERSION = "1.0.0"  # The version that DCP writes into its metadata.
 
 
 def metadata_file(rank: Optional[int] = None) -> str:
@@ -84,7 +84,7 @@ def is_bytes(item: Any) -> bool:
     return bool(item.type == planner.WriteItemType.BYTE_IO)
 
 
-# What install() replaces.
+# DCP's own functions, which install() replaces elsewhere.
 stock_save = state_dict_saver.save
 stock_async_save = state_dict_saver.async_save
 stock_set_up: Any = getattr(state_dict_saver, "_storage_setup", None)

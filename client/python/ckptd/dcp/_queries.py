@@ -1,4 +1,4 @@
-"""Which checkpoints there are."""
+"""Lists the checkpoints of a root."""
 
 import contextlib
 import logging

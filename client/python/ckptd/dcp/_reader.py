@@ -53,9 +53,9 @@ class Reader(StorageReader):
         self._thread_count = thread_count
         self._use_daemon = daemon
         self._checkpoint: Optional[Checkpoint] = None
-        self._stock: Optional[FileSystemReader] = None  # For what DCP's own writer has written.
+        self._stock: Optional[FileSystemReader] = None  # Reads checkpoints of DCP's own writer.
         self._metadata: Optional[Metadata] = None
-        self._failed: Optional[errors.CkptdError] = None  # Of read_metadata().
+        self._failed: Optional[errors.CkptdError] = None  # The error of read_metadata(), which set_up_storage_reader() raises.
 
     def reset(self, checkpoint_id: "str | os.PathLike[str] | None" = None) -> None:
         """Begins another load; of ``checkpoint_id``, if that is given."""
@@ -152,7 +152,7 @@ class Reader(StorageReader):
         assert self._stock is not None
         path = os.path.join(str(self._stock.path), _names.metadata_file(kwargs.get("rank")))
         if type(self._stock) is not FileSystemReader:
-            return self._stock.read_metadata(*args, **kwargs)  # From the headers of safetensors files.
+            return self._stock.read_metadata(*args, **kwargs)  # It reads the headers of safetensors files.
         with open(path, "rb", opener=open_regular) as file:
             metadata = load_metadata(file, path)
         meta = getattr(metadata, "storage_meta", None) or StorageMeta()

@@ -24,7 +24,7 @@ _KEPT_PLANS = 2  # For jobs that save, for example, a model and its optimizer in
 
 
 class _Kept:
-    """What a save has left on this rank."""
+    """The plan of a save on this rank, kept for the next ones."""
 
     def __init__(self, form: Any, file_count: Any, record: SaveRecord) -> None:
         """form, file_count: what the plan and the places of the values depend on."""
@@ -43,9 +43,9 @@ class _Kept:
 
 
 class _Offer(NamedTuple):
-    """What a rank tells the others before a save."""
+    """The message of a rank to the others before a save."""
 
-    key: Optional[Tuple[str, int]]  # Of the plan that fits this rank's state; None: no plan fits.
+    key: Optional[Tuple[str, int]]  # The key of the plan that fits this rank's state; None: no plan fits.
     results: Optional[List[WriteResult]]  # None: as in the last save by that plan.
 
 
@@ -67,7 +67,7 @@ def save(state_dict: Any, writer: Any, process_group: Any = None, no_dist: bool 
         try:
             exchange = functools.partial(_exchange, process_group=process_group, no_dist=no_dist)
             return again.save(writer, offers, _names.ranks_of(process_group, no_dist), exchange)
-        except Exception as error:  # As DCP says it.
+        except Exception as error:  # The type of error that DCP raises.
             rank, _ = _place(process_group, no_dist)
             raise CheckpointException("save", {rank: (error, traceback.extract_tb(error.__traceback__))}) from error
     return _save_with_planning(state, writer, process_group, no_dist)

@@ -9,14 +9,14 @@ import torch
 from ckptd.dcp import _names
 from ckptd.restore import Checkpoint
 
-_BATCH_BYTES = 256 << 20  # Of buffers that are not the targets themselves.
-_SMALL_RUN = 4096  # Slices of shorter runs are read with what is between them: the same chunks are read.
+_BATCH_BYTES = 256 << 20  # The most memory of buffers beside the targets.
+_SMALL_RUN = 4096  # Runs below this are read together with the gaps between them: they are in the same chunks.
 
 _Range = Tuple[str, int, int]  # (file, offset, bytes)
 
 
 class _Wanted(NamedTuple):
-    """What one item of the plan needs."""
+    """The reads of one item of the plan."""
 
     ranges: List[_Range]
     buffers: List[Any]
@@ -79,7 +79,7 @@ class SliceReader:
         self._buffered += buffered
 
     def _add_archive(self, item: Any, info: Any, target: Any, finish: Callable[[], None]) -> None:
-        """Adds a tensor of which only torch knows where its elements are: the whole archive is read."""
+        """Adds a tensor by reading its whole archive: only torch knows where the elements are in it."""
 
         def load() -> None:
             saved = torch.load(io.BytesIO(buffer), map_location="cpu", weights_only=True)
@@ -147,7 +147,7 @@ class _Slice:
 
     def _runs(self) -> Tuple[List[int], int]:
         """Returns where the contiguous runs begin in the file, and how many bytes each has."""
-        last = max(self._whole - 1, 0)  # The last dimension of which only a part is read.
+        last = max(self._whole - 1, 0)  # The last dimension that is read in part.
         run = _count(self._lengths[last:]) * self._item
         starts = [self._begin + sum(o * s for o, s in zip(self._offsets, self._strides)) * self._item]
         for length, stride in zip(self._lengths[:last], self._strides):

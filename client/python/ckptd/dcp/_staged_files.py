@@ -39,7 +39,7 @@ def place() -> str:
 
 
 class StagedFileRef(NamedTuple):
-    """Where a rank has staged a file; a message to the coordinator."""
+    """The place of a staged file; a message to the coordinator."""
 
     rank: int
     process: int

@@ -1,4 +1,4 @@
-"""What DCP's own async_save() calls of a Writer: the whole save happens while it stages."""
+"""The interface of DCP's own async_save() to a Writer: stage() does the whole save."""
 
 import uuid
 from typing import Any, Dict, Optional

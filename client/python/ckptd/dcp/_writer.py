@@ -34,7 +34,7 @@ _WAIT = ("committed", "sealed")
 
 
 class Options(NamedTuple):
-    """What the user chose for a Writer, beside its path."""
+    """The options of a Writer, beside its path."""
 
     single_file_per_rank: bool
     thread_count: int
@@ -47,23 +47,23 @@ class Options(NamedTuple):
 
     @property
     def file_count(self) -> Optional[int]:
-        """Of each rank; None: one for each value."""
+        """The number of files of each rank; None: one for each value."""
         return self.thread_count if self.single_file_per_rank else None
 
 
 class _Saving(threading.local):
     """One save. DCP calls a writer from one thread in each save, and from several in saves that overlap."""
 
-    place: Optional[Place] = None  # From reset(); by default the Writer's.
-    number = 0  # Of this save among those of its place, the same on all ranks.
+    place: Optional[Place] = None  # The argument of reset(); None: the Writer's own.
+    number = 0  # Numbers the saves of this place, the same on all ranks.
     save_id = ""
-    ranks: Tuple[int, ...] = ()  # Of the job, those of the process group that saves; empty: all.
-    rank: Optional[int] = None  # In the process group.
+    ranks: Tuple[int, ...] = ()  # The ranks of the job that save; empty: all.
+    rank: Optional[int] = None  # This rank in the process group.
     use_collectives = True
-    part: Optional[Part] = None  # Of the rank that writes metadata, until that is written.
-    is_unfinished = False  # Something may have been set aside.
+    part: Optional[Part] = None  # Open until the metadata is added, on the rank that writes that.
+    is_unfinished = False  # A directory may be set aside, see _make_way().
     record: Optional[SaveRecord] = None
-    saved: Optional[SaveFuture] = None  # In the thread of async_save(): what stage() has saved.
+    saved: Optional[SaveFuture] = None  # In the thread of async_save(): the save that stage() has made.
     save: Optional[Save] = None
 
 

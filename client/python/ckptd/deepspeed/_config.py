@@ -1,4 +1,4 @@
-"""What DeepSpeed's configuration says about checkpoints."""
+"""The keys of DeepSpeed's configuration that are about checkpoints."""
 
 from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
 
@@ -7,7 +7,7 @@ class _Refusal(NamedTuple):
     """A setting that ckptd cannot serve."""
 
     key: Tuple[str, ...]
-    is_met: Callable[[Any], bool]  # By the key's value.
+    is_met: Callable[[Any], bool]  # Called with the value of the key.
     why: str
 
 

@@ -23,7 +23,7 @@ _LATEST = "latest"
 
 
 class _Asked(NamedTuple):
-    """What save_checkpoint() was asked for, beside the states."""
+    """The arguments of save_checkpoint(), beside the states."""
 
     save_dir: str
     save_latest: bool

@@ -1,4 +1,4 @@
-"""Where ZeRO's ranks have the elements of parameters, and what another number of ranks takes from where.
+"""The places of parameters' elements on ZeRO's ranks, and the copies that another number of ranks needs.
 
 A rank's state is flat tensors, numbered from 0. Stages 1 and 2 put the parameters of a group one after the other and cut
 the whole into equal parts; stage 3 cuts each parameter, and puts the parts of a sub-group one after the other.
@@ -13,11 +13,11 @@ class Piece(NamedTuple):
     """Neighbouring elements of one parameter in a flat tensor of one rank."""
 
     name: str
-    first: int  # Of the elements of the parameter.
+    first: int  # Its first element in the parameter.
     length: int
     rank: int
     flat: int  # The number of the flat tensor.
-    at: int  # Of the elements of the flat tensor.
+    at: int  # Its first element in the flat tensor.
 
 
 class Copy(NamedTuple):

@@ -1,4 +1,4 @@
-"""Which checkpoint a path of DeepSpeed's belongs to, and files that belong to none."""
+"""The checkpoint that a path of DeepSpeed belongs to, and files that belong to none."""
 
 import os
 import tempfile

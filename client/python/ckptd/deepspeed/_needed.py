@@ -1,4 +1,4 @@
-"""Which files of a checkpoint a rank's engine will ask for.
+"""The files of a checkpoint that a rank's engine will ask for.
 
 A file that is missing here is loaded when DeepSpeed asks for it. It is verified then, too, but if it is damaged the other
 ranks notice only that this rank has ended.

@@ -20,9 +20,9 @@ _FROZEN = "frozen_param_fragments"
 
 
 class Resharded(NamedTuple):
-    """What this rank's files would hold."""
+    """The content that this rank's files would have if as many ranks as now had saved."""
 
-    values: Dict[str, Any]  # By name.
+    values: Dict[str, Any]  # By the name of the file.
     # The model's files by tensor-parallel rank that stand for those of this rank, which may have none (stage 3); else empty.
     model_files: List[str]
 

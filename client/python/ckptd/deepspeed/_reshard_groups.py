@@ -11,7 +11,7 @@ from ckptd.deepspeed._saved_shards import STATE, Cut, Shards
 _FP32 = "single_partition_of_fp32_groups"
 _BASE = "base_optimizer_state"
 _GAPS = "param_alignment_paddings"
-_Elements = Sequence[Mapping[str, int]]  # Of the parameters of each group, in their order.
+_Elements = Sequence[Mapping[str, int]]  # For each group, the numbers of elements of its parameters by name, in their order.
 
 
 def is_known(optimizer: Any) -> bool:
@@ -26,7 +26,7 @@ def _fp32_flats(optimizer: Any) -> Any:
 
 
 class GroupedState:
-    """What the file of ZeRO's state of one rank would hold."""
+    """The content that this rank's file of ZeRO's state would have, at stages 1 and 2."""
 
     def __init__(self, optimizer: Any, shards: Shards, before: _Elements, now: _Elements) -> None:
         """before, now: the parameters as they were saved, and as they are."""
@@ -39,7 +39,7 @@ class GroupedState:
         self._sizes_before = _sizes_before(shards[0][STATE])
 
     def plan(self, rank: int) -> List[Copy]:
-        """Returns what this rank takes from where."""
+        """Returns the copies that make this rank's elements."""
         gaps_before = self._shards[0][STATE].get(_GAPS) or _no_gaps(self._before)
         there = pieces_of_cut_groups(self._before, gaps_before, self._sizes_before)
         mine = pieces_of_cut_groups(self._now, self._gaps, self._sizes)

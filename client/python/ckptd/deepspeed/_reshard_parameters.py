@@ -10,11 +10,11 @@ from ckptd.deepspeed._saved_shards import STATE, Cut, Shards
 
 _FP32 = "fp32_flat_groups"
 _BASE = "optimizer_state_dict"
-_Elements = Sequence[Mapping[str, int]]  # Of the parameters of each sub-group, in their order.
+_Elements = Sequence[Mapping[str, int]]  # For each sub-group, the numbers of elements of its parameters by name, in their order.
 
 
 class PartitionedState:
-    """What the file of ZeRO's state of one rank would hold."""
+    """The content that this rank's file of ZeRO's state would have, at stage 3."""
 
     def __init__(self, optimizer: Any, shards: Shards, before: _Elements, now: _Elements, saved_ranks: int, ranks: int) -> None:
         """before, now: the parameters as they were saved, and as they are."""

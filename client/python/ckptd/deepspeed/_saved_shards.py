@@ -1,4 +1,4 @@
-"""What the ranks that saved a checkpoint have in their files of ZeRO's state, without the tensors' bytes."""
+"""The content of the ranks' files of ZeRO's state in a checkpoint, without the tensors' bytes."""
 
 import re
 from typing import Any, Dict, List, Mapping, Sequence
@@ -9,7 +9,7 @@ from ckptd.deepspeed._layout import Copy
 from ckptd.deepspeed._saved_parts import Files, Reading
 
 _RANK = re.compile(r"zero_pp_rank_\d+_")
-STATE = "optimizer_state_dict"  # Of the optimizer's files.
+STATE = "optimizer_state_dict"  # The key of the state in the optimizer's files.
 
 
 def file_of_rank(name: str, rank: int) -> str:

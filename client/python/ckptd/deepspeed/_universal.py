@@ -10,7 +10,7 @@ from ckptd.deepspeed._convert_program import convert
 from ckptd.deepspeed._process import Place
 
 LATEST = "latest_universal"
-_FOLDER = ".ckptd-universal"  # In the root. It has the one that was made last.
+_FOLDER = ".ckptd-universal"  # In the root; it holds the universal checkpoint that was made last.
 
 
 def universal_of(place: Place) -> Optional[Place]:

@@ -58,7 +58,7 @@ def _without_optimizer(name: str, files: Files) -> Any:
     reading = Reading(files)
     try:
         whole = reading.whole(name, value)
-    except errors.Refused:  # It has a tensor that is not a plain part of the file.
+    except errors.Refused:  # A tensor of it is not a plain range of the file.
         return files.load(name)
     reading.run()
     return whole

@@ -1,4 +1,4 @@
-"""Where NxD puts the tensors of xser files: on the device, each as soon as it has been read, so that the host
+"""The place of the tensors of xser files: NxD puts each onto the device as soon as it has been read, so that the host
 never holds a whole state. The step numbers of optimizers stay on the host.
 """
 

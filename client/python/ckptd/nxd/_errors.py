@@ -1,4 +1,4 @@
-"""What loading raises where NxD raises a class of Python's own: an error of both kinds."""
+"""Errors of loading that are of ckptd's class and of the class of Python that NxD raises there."""
 
 from errno import ENOENT
 

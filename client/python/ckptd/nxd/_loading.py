@@ -27,10 +27,10 @@ class LoadTargets(NamedTuple):
 
 
 class AllowedClasses(NamedTuple):
-    """Which classes files may hold."""
+    """The classes that files may hold."""
 
     states: Classes = Classes()
-    others: Classes = Classes(tuple(plain_classes()))  # In user content and schedulers' states.
+    others: Classes = Classes(tuple(plain_classes()))  # Those in user content and in the states of schedulers.
 
 
 def check(targets: LoadTargets) -> None:

@@ -24,7 +24,7 @@ class SaveArguments(NamedTuple):
     use_xser: bool = False
     zero1_optimizer: bool = False
     avoid_saving_lower_precision_weights: bool = False
-    classes: Classes = Classes()  # What load_checkpoint() in this process allows.
+    classes: Classes = Classes()  # Those that load_checkpoint() allows in this process.
 
 
 def check(topology: Topology, arguments: SaveArguments) -> None:

@@ -25,7 +25,7 @@ class TensorReference:
 
 
 class InternalTensorReference(TensorReference):
-    """What NxD writes, by mistake, for a tensor inside a list. The tensor has a file, too."""
+    """The class that NxD names, by mistake, for a tensor inside a list. The tensor has a file, too."""
 
 
 _REFERENCE = ("torch_xla.utils.serialization", "TensorReference")

@@ -80,7 +80,7 @@ class Process:
         self._checked = False  # Whether the ranks have compared their coordinates.
         self._jobs: Dict[str, Job] = {}
         self._pending: "Optional[ckptd.Save]" = None
-        self._failed: Optional[errors.CkptdError] = None  # To be raised by the next call, on every rank.
+        self._failed: Optional[errors.CkptdError] = None  # The next call raises it, on every rank.
         self._saves = 0  # How many saves this rank has begun.
         self._loads = 0  # How often load_checkpoint() was called.
 

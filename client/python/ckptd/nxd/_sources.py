@@ -1,4 +1,4 @@
-"""Where a checkpoint is read from: one that ckptd committed, whose bytes are verified, or a folder that NxD
+"""The sources of a checkpoint: one that ckptd committed, whose bytes are verified, or a folder that NxD
 wrote.
 """
 
@@ -16,7 +16,7 @@ from ckptd.restore import Checkpoint
 
 
 class Classes(NamedTuple):
-    """Which classes a file may hold."""
+    """The classes that a file may hold."""
 
     more: Sequence[Any] = ()
     anything: bool = False

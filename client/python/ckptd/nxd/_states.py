@@ -143,15 +143,15 @@ def _cast(tensor: Any) -> Any:
 
 _PLAIN = frozenset(
     (type(None), bool, int, float, complex, str, bytes, set, frozenset, torch.dtype, torch.device)
-)  # What load_checkpoint() allows by default.
+)  # The classes that load_checkpoint() allows by default.
 
 
 class XserState(NamedTuple):
     """A state for several files, as torch_xla's xser writes it: one file for each tensor."""
 
     references: Any  # The state with a TensorReference in the place of each tensor.
-    tensors: List[Any]  # By tid: the distinct tensors, in the order in which they occur.
-    names: List[str]  # By tid: where in the state the tensor occurs first.
+    tensors: List[Any]  # The distinct tensors, in the order in which they occur; the index is the tid.
+    names: List[str]  # For each tensor, its first place in the state.
     experts: FrozenSet[int]
 
     def info(self) -> Dict[int, Dict[str, Any]]:

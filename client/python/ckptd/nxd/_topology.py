@@ -63,7 +63,7 @@ class Topology:
     def replica(self) -> Tuple[int, int]:
         """(index, count) of this rank among those that hold the same weights."""
         if self.ep_size > 1:
-            assert self.edp_rank is not None and self.edp_size is not None  # As checked.
+            assert self.edp_rank is not None and self.edp_size is not None  # The check above has made sure.
             return self.edp_rank, self.edp_size
         return self.dp_rank * self.cp_size + self.cp_rank, self.dp_size * self.cp_size
 

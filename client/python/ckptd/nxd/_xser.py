@@ -47,7 +47,7 @@ def resolve(value: Any, tensor: "Callable[[int, Any], Any]") -> Any:
 
 
 class TensorFiles:
-    """Where the tensors of one xser file lie.
+    """The files of the tensors of one xser file.
 
     They lie in the file's own folder; or, if all experts share them, in the first expert's, where the same
     place in the state may have another number.
@@ -58,7 +58,7 @@ class TensorFiles:
         self._name = name
         self._references = references
         self._classes = classes
-        self._shared: Optional[Dict[int, str]] = None  # By tid: the file in the first expert's folder.
+        self._shared: Optional[Dict[int, str]] = None  # The file in the first expert's folder, by tid.
 
     def of(self, tid: int) -> str:
         """Returns a tensor's file; empty if there is none."""

@@ -62,7 +62,7 @@ def to_restore(unit: Any, options: Any, name: Optional[Name]) -> Dict[str, Any]:
         _remove(app_state, unit.tracked_lr_schedulers())
     if getattr(options, "init_optim_states", True):
         for part in [app_state[key] for key in unit.tracked_optimizers() if key in app_state]:
-            _initialize(getattr(part, "optimizer", part))  # It may be in a wrapper, as those of FSDP are.
+            _initialize(getattr(part, "optimizer", part))  # The optimizers of FSDP modules are in wrappers.
     return app_state
 
 

@@ -1,4 +1,4 @@
-"""The names that TorchTNT gives to checkpoints: what they say, and which of two is newer."""
+"""The names that TorchTNT gives to checkpoints: parsing them, and their order by progress."""
 
 import functools
 import re
@@ -20,7 +20,7 @@ class Metric(NamedTuple):
 
 
 class Name(NamedTuple):
-    """What the name of a checkpoint says.
+    """The parsed name of a checkpoint.
 
     ``epoch_1_train_step_10_eval_step_4_loss=0.5``: epochs and steps are those completed since training began.
     """
@@ -41,7 +41,7 @@ class Name(NamedTuple):
 
     @property
     def has_phases(self) -> bool:
-        """Whether it says which phases the steps are of."""
+        """Whether the name has the phases of its steps; those of older releases do not."""
         return "" not in self.of_phases
 
     @property
@@ -56,7 +56,7 @@ class Name(NamedTuple):
 
 
 def parse(text: str) -> Optional[Name]:
-    """Returns what a directory's name says; None if it is not the name of a checkpoint."""
+    """Parses a directory's name; None if it is not the name of a checkpoint."""
     found = _WITHOUT_PHASES.fullmatch(text)
     phases: Tuple[str, ...] = ("",)
     if found is None:
@@ -105,5 +105,5 @@ def best_first(names: List[Name], metric: str, mode: str) -> List[Name]:
 
 
 def _progress(name: Name) -> Tuple[int, ...]:
-    """Returns what is compared last: the steps of the phases, those of the last phase first."""
+    """Returns the last criterion of is_newer(): the steps of the phases, those of the last phase first."""
     return tuple(name.of_phases.get(phase, 0) for phase in (*reversed(_PHASES), ""))

@@ -27,14 +27,14 @@ from ckptd.torchtnt._restore import Restoring, local_path
 
 _log = logging.getLogger("ckptd")
 _ENDS = ("on_train_end", "on_predict_end")
-# What a derived class calls the path of a checkpoint: checkpoint_path in release 0.2.4, and checkpoint_id since.
+# The name of the argument for a checkpoint's path: checkpoint_path in release 0.2.4, and checkpoint_id since.
 _PATH_ARGUMENT = next(
     name for name in inspect.signature(BaseCheckpointer._checkpoint_impl).parameters if name.startswith("checkpoint_")
 )
 
 
 class _Decision(NamedTuple):
-    """What the first rank has found before a save."""
+    """The decisions of the first rank before a save."""
 
     name: _names.Name
     exists: bool  # The state is saved already, and the save at the end of training is left out.
@@ -91,7 +91,7 @@ class CheckpointSaver(Restoring, BaseCheckpointer):
         Refused: ``dirpath`` is no directory of this machine, or it cannot be made or written to.
     """
 
-    metadata_fname = ".metadata"  # Of release 0.2.4.
+    metadata_fname = ".metadata"  # The name of this attribute in release 0.2.4.
     metadata_fnames = [".metadata"]
 
     def __init__(
