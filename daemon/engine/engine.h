@@ -107,7 +107,7 @@ class Engine {
   void Prefetch(const Caller& caller, const std::string& name, Reply<v1::Checkpoint> reply);
 
   // Makes checkpoints of another program ours. `event` runs for progress and for each outcome, and says false
-  // when nobody listens any more: then it stops, as after StopAdoption. `ended` runs once.
+  // when the caller does not listen any more: then it stops, as after StopAdoption. `ended` runs once.
   int64_t AdoptCheckpoints(const Caller& caller, const v1::AdoptCheckpointsRequest& request,
                            std::function<bool(const v1::AdoptCheckpointsResponse&)> event,
                            std::function<void(const absl::Status&)> ended);

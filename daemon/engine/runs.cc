@@ -60,7 +60,7 @@ void Engine::Impl::LoadSnapshot(Run* run, RootSnapshot snapshot) {
   retention_.SetPointers(run, std::move(snapshot.pointers));
   run->read_only = false;
   if (run->ledger != nullptr) {
-    // A rescan: what the ledger knows is newer, but for a checkpoint that somebody has moved in.
+    // A rescan: what the ledger knows is newer, but for a checkpoint that was moved in.
     if (!run->catalog.committed().empty())
       run->ledger->RaiseSequence(run->catalog.committed().rbegin()->first);
     run->ledger->RaiseAttempt(HighestAttempt(run->catalog));
@@ -207,7 +207,8 @@ void Engine::Impl::FenceOff(Run* run, int64_t active_attempt) {
   std::vector<Save*> over;
   for (auto& entry : run->saves) {
     Save* save = entry.second.get();
-    // A save whose ranks have all sealed here may be sealed on all nodes: if it is not, the authority ends it.
+    // A save whose ranks have all sealed here may be sealed on all nodes: if it is not, the authority ends
+    // it.
     if (save->UnsealedRanks().empty()) continue;
     if (save->key.attempt < active_attempt && save->phase() != SavePhase::kFailing) over.push_back(save);
   }

@@ -243,7 +243,7 @@ void Engine::Impl::Wait(const Caller& caller, const v1::WaitRequest& request, Re
   tracker_.Wait(awaited->save, std::move(waiter));
 }
 
-// ---- a save of several nodes of which nobody knows what has become
+// ---- a save of several nodes whose outcome is unknown
 
 void Engine::Impl::ResolveSave(const Caller& caller, const v1::ResolveSaveRequest& request,
                                Reply<v1::ResolveSaveResponse> reply) {

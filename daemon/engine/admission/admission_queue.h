@@ -7,9 +7,9 @@
 //   - Saves that leave their user within its share (MemoryShares) before those that do not. They do not wait
 //     for one another, because there is a share for everybody.
 //   - Of the saves beyond the share the oldest first. So that they do not starve while small saves of others
-//     come and go, one of them at a time gets a turn: for over_share_grace nobody else gets memory. After a
+//     come and go, one of them at a time gets a turn: for over_share_grace no other save gets memory. After a
 //     turn there is none for as long.
-//   - A save makes nobody else wait if it waits for memory of its own run or its own user, for the disk, or
+//   - A save makes no other one wait if it waits for memory of its own run or its own user, for the disk, or
 //     for a root whose file system hangs.
 #ifndef CKPTD_DAEMON_ENGINE_ADMISSION_ADMISSION_QUEUE_H_
 #define CKPTD_DAEMON_ENGINE_ADMISSION_ADMISSION_QUEUE_H_

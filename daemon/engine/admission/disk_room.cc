@@ -77,7 +77,7 @@ int64_t DiskRoom::OutstandingBytes(uint64_t device, const Save* except) const {
   return outstanding;
 }
 
-// What nobody has been promised. Negative if other programs have taken what was promised.
+// What is promised to no save. Negative if other programs have taken what was promised.
 int64_t DiskRoom::FreeBytes(const Run& run, const Save* except) const {
   const Measurement& measured = states_.Of(&run).measured;
   const int64_t written_since = WrittenBytes(run.device) - measured.written_bytes;

@@ -108,7 +108,7 @@ void DamageMarks::Mark(Run* run, int64_t sequence, storage::v1::Damage damage, D
   damage.set_time_us(clock_->UnixMicros());
   if (run->shared != nullptr) return TellNodes(run, damage, std::move(done));
   if (!checkpoint->damage) MarkHere(run, damage);
-  // Whoever finds the same damage again also waits until the mark is on disk.
+  // A reader that finds the same damage again also waits until the mark is on disk.
   run->io->SetDamage(
       tag, sequence, checkpoint->damage,
       [this, run, sequence, tag, done = std::move(done)](absl::StatusOr<PointerFiles> set) mutable {

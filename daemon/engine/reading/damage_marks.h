@@ -47,7 +47,7 @@ absl::Status SuspectError(const CommittedCheckpoint& suspect, const std::string&
 
 // Marks committed checkpoints as damaged, in the catalog at once and then on disk, and takes marks away. In a
 // shared run, what is damaged is known to all nodes first: nothing is marked before they know it, and what
-// they know counts here, whoever has found it.
+// they know counts here, whichever node has found it.
 class DamageMarks {
  public:
   // What others do about a mark.

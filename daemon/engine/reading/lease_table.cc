@@ -17,7 +17,7 @@ absl::Status LeaseTable::CheckMayOpen(SessionId session, const Run& run, int64_t
         absl::StrCat("the checkpoint with sequence ", sequence, " is not in ", run.path, " any more"));
   }
   const SessionInfo* opener = sessions_->Find(session);
-  if (opener == nullptr) {  // It ended while the ledger answered: nobody would close the lease.
+  if (opener == nullptr) {  // It ended while the ledger answered, and would never close the lease.
     return MakeError(absl::StatusCode::kAborted, reason::kSessionLost,
                      "the session ended before the checkpoint was opened");
   }

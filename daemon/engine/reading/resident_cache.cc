@@ -228,7 +228,7 @@ std::map<uid_t, int64_t> ResidentCache::HeldByReaders() const {
   return held;
 }
 
-// Nobody can take memory from a reader, so a user's readers hold no more than a part of the pool. `segments`:
+// Memory cannot be taken from a reader, so a user's readers hold no more than a part of the pool. `segments`:
 // what they would hold in addition; nothing, when they hold `copy` already.
 absl::Status ResidentCache::CheckReaderLimit(uid_t uid, ReservationId copy, int64_t segments) const {
   for (const auto& [lease, hold] : holds_) {
@@ -311,8 +311,8 @@ void ResidentCache::AnswerLocate(Run* run, int64_t sequence, const v1::LocateFil
          });
 }
 
-// Nobody sees when a mapping ends: the memory is the reader's until its session has ended, and never written
-// again. Only where no other session could write to it, and where that leaves a save its room.
+// The daemon cannot see when a mapping ends: the memory is the reader's until its session has ended, and
+// never written again. Only where no other session could write to it, and where that leaves a save its room.
 void ResidentCache::LetMap(SessionId session, const Resident& resident, const std::vector<int>& ranks,
                            absl::AnyInvocable<void(bool)> done) {
   const bool final =

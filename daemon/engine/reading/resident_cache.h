@@ -28,12 +28,12 @@ namespace ckptd {
 
 // One rank's files, in memory.
 struct ResidentPart {
-  SessionId writer = 0;  // The session that could write there; 0 or ended: nobody can any more.
+  SessionId writer = 0;  // The session that could write there; 0 or ended: no session can any more.
   std::vector<v1::FileSpec> files;
   FilePlacements placed;
   std::vector<SegmentRef> segments;              // Valid while the copy is held.
   std::vector<storage::v1::FileRecord> records;  // Of `files`, in the same order.
-  bool checked = false;                          // Matches the records, and nobody could write since.
+  bool checked = false;                          // Matches the records, and no session could write since.
 };
 
 // A committed checkpoint in memory that no save has needed yet.
@@ -99,7 +99,7 @@ class ResidentCache {
  private:
   // A comparison of a part with its records that is under way.
   struct Check {
-    bool for_good = false;  // Nobody can write meanwhile.
+    bool for_good = false;  // No session can write meanwhile.
     std::vector<absl::AnyInvocable<void(bool)>> waiting;
   };
   struct Copy {
@@ -119,7 +119,7 @@ class ResidentCache {
   // Holds the copy for the lease. False: the reader has to read the disk.
   bool HoldFor(const Lease& lease, const SessionInfo& reader, const Resident& resident);
   bool IsHeldByLease(ReservationId copy) const;
-  // Whether a save of the same size finds memory while somebody reads this copy.
+  // Whether a save of the same size finds memory while this copy is being read.
   bool LeavesRoom(const Resident& resident, bool held) const;
   absl::Status CheckReaderLimit(uid_t uid, ReservationId copy, int64_t segments) const;
   void CheckParts(Run* run, int64_t sequence, const v1::LocateFilesRequest& request, std::vector<int> ranks,

@@ -1,5 +1,5 @@
 // The scrubber: reads committed checkpoints back from disk while their run is idle, so that damage is known
-// before somebody needs them.
+// before a job needs them.
 #ifndef CKPTD_DAEMON_ENGINE_READING_SCRUBBER_H_
 #define CKPTD_DAEMON_ENGINE_READING_SCRUBBER_H_
 

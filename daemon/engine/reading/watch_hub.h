@@ -43,7 +43,7 @@ class WatchHub {
   // Sends progress to each watch whose interval has passed.
   void OnTick(Instant now, const std::vector<Progress>& in_flight);
 
-  // Whether somebody watches this run by its name.
+  // Whether a client watches this run by its name.
   bool IsWatched(const Run& run) const;
 
  private:

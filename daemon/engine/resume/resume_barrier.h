@@ -79,7 +79,7 @@ class ResumeBarrier {
   void Continue(Run* run);
   // The root takes changes, and what the last scan has found is known.
   void OnScanned(Run* run);
-  // The mark of a damaged checkpoint is on disk, or known to all nodes: nobody resumes from it. In a shared
+  // The mark of a damaged checkpoint is on disk, or known to all nodes: no rank resumes from it. In a shared
   // run also when the mark was cleared.
   void OnDamageRecorded(Run* run, int64_t sequence);
   void OnJoined(Run* run, int64_t attempt, int rank);
@@ -104,7 +104,7 @@ class ResumeBarrier {
     kSettling,
     kScanning,
     kReady,
-    kHearing,  // The ledger knows of damage of which this node is about to hear.
+    kHearing,  // The ledger knows of damage that this node has not heard of yet.
   };
   struct PendingResume {
     SessionId session = 0;
@@ -153,7 +153,7 @@ class ResumeBarrier {
     std::map<int64_t, PendingResume> resumes;  // By arrival.
     int64_t next_resume = 1;
     std::map<int64_t, Agreement> agreements;  // By attempt.
-    std::set<int64_t> settling;  // Attempts of which SharedRun was asked whether they may resume.
+    std::set<int64_t> settling;  // Attempts that SharedRun was asked about: whether they may resume.
     int asking = 0;              // Questions to the ledger that are not answered.
   };
   using Decision = std::optional<Ledger::ResumeChoice>;

@@ -28,7 +28,7 @@ void KeepLast(const RetentionPolicy& policy, const Catalog& catalog, bool commit
 }
 
 // The newest undamaged checkpoint, and the damaged ones that are newer, stay even if they are suspect: for
-// whoever looks for what went wrong, and because there may be no others.
+// those who look for what went wrong, and because there may be no others.
 void KeepNewestSuspect(const Catalog& catalog, KeptBy* kept) {
   const auto& committed = catalog.committed();
   for (auto entry = committed.rbegin(); entry != committed.rend(); ++entry) {

@@ -21,7 +21,7 @@ bool KeepsNoMoreThan(const RetentionPolicy& policy, const RetentionPolicy& other
 
 // A checkpoint's sequence -> which parts of the policy keep it, in words: "last 3", "best 2 by lowest loss",
 // ... A checkpoint that is not in the answer is kept by none. `committing`: as if one more good
-// checkpoint, of which nothing is known, had just been committed. The policy does not count those up to
+// checkpoint that nothing is known of had just been committed. The policy does not count those up to
 // `retained_through` (RunRecord), which stay.
 std::map<int64_t, std::vector<std::string>> KeptByPolicy(const RetentionPolicy& policy,
                                                          const Catalog& catalog, int64_t now_unix_us,

@@ -140,8 +140,8 @@ std::vector<AdoptionJobs::Planned> AdoptionJobs::Wanted(const v1::AdoptCheckpoin
   return plan;
 }
 
-// Refuses checkpoints that retention would evict at once, unless the request allows that: whoever asks us to
-// keep a checkpoint does not mean to have it removed.
+// Refuses checkpoints that retention would evict at once, unless the request allows that: an operator who
+// asks us to keep a checkpoint does not mean to have it removed.
 void AdoptionJobs::Plan(Run* run, const std::vector<ForeignCheckpoint>& found) {
   Job& job = *states_.Of(run).job;
   job.plan = Wanted(job.request, found);

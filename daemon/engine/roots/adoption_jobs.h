@@ -92,7 +92,7 @@ class AdoptionJobs {
   };
   struct State {
     std::shared_ptr<Job> job;        // Null: none is under way.
-    std::set<std::string> unsynced;  // Tags of which a sync failed: a second one would prove nothing.
+    std::set<std::string> unsynced;  // Tags whose sync failed: a second one would prove nothing.
   };
 
   absl::Status CheckStart(const Run& run, const v1::AdoptCheckpointsRequest& request) const;

@@ -1,6 +1,6 @@
-// RootScanner scans a root anew when nobody knows any more what is on its disk: after a save with the outcome
-// INDETERMINATE, after an eviction that failed half-way, and when the store has refused a change. Until a
-// scan succeeds the root is read-only; scans are repeated until then.
+// RootScanner scans a root anew when it is not known any more what is on its disk: after a save with the
+// outcome INDETERMINATE, after an eviction that failed half-way, and when the store has refused a change.
+// Until a scan succeeds the root is read-only; scans are repeated until then.
 #ifndef CKPTD_DAEMON_ENGINE_ROOTS_ROOT_SCANNER_H_
 #define CKPTD_DAEMON_ENGINE_ROOTS_ROOT_SCANNER_H_
 

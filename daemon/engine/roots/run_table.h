@@ -26,10 +26,10 @@
 
 namespace ckptd {
 
-// Owns the Run objects, who has attached which root, and what remains of runs that were closed because nobody
-// used them. A root is opened once, with the rights of the user who attached it first; who attaches it
-// meanwhile waits. A run whose classes all say that it is idle is closed after a while, or when its user
-// wants another root and has too many, and is opened again when somebody asks for it.
+// Owns the Run objects, who has attached which root, and what remains of runs that were closed because no
+// process used them. A root is opened once, with the rights of the user who attached it first; who attaches
+// it meanwhile waits. A run whose classes all say that it is idle is closed after a while, or when its user
+// wants another root and has too many, and is opened again when a process asks for it.
 class RunTable {
  public:
   struct Options {
@@ -122,7 +122,7 @@ class RunTable {
     std::function<void(RootAttachment::Reopened)> reopen;  // As the last attach found the root.
     std::optional<Instant> idle_since;
   };
-  // A run that was closed because nobody used it.
+  // A run that was closed because it was not in use.
   struct Closed {
     v1::Run description;  // As it was then.
     uid_t uid = 0;

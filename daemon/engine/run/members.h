@@ -25,7 +25,7 @@ struct Member {
   int local_count() const { return local_ranks.empty() ? world_size : static_cast<int>(local_ranks.size()); }
 };
 
-// Owns which sessions have joined a run, and as which rank of which attempt.
+// Owns the sessions that have joined a run, each with its rank and attempt.
 class Members {
  public:
   // A process that reconnects has a new session: its earlier membership as the same rank ends.

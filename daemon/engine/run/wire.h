@@ -67,7 +67,7 @@ v1::Damage ToWire(const storage::v1::Damage& damage);
 // What a client says about damage. The caller adds the checkpoint and the time.
 storage::v1::Damage FromWire(const v1::Damage& said);
 
-// Runs once nobody resumes from the checkpoint any more. Not OK, in a shared run only: it is not marked.
+// Runs once no rank resumes from the checkpoint any more. Not OK, in a shared run only: it is not marked.
 using DamageMarked = absl::AnyInvocable<void(const absl::Status& marked)>;
 // Given to classes that find damage.
 using MarkAsDamaged = std::function<void(Run*, int64_t sequence, storage::v1::Damage, DamageMarked done)>;

@@ -242,7 +242,7 @@ void Publisher::OnPublished(int64_t save_id, PublishResult result) {
     observer_->OnWarning(SetAsideWarning(run->path, now));
   }
   hooks_.committed(save, Committed(*save, chunk_bytes_, clock_->UnixMicros()), std::move(result.pointers));
-  // Somebody has moved a checkpoint into the root: it is listed, and ordered before the next save, from the
+  // A checkpoint was moved into the root: it is listed, and ordered before the next save, from the
   // scan on.
   if (result.root_has_new_checkpoints) scanner_->Scan(run);
 }

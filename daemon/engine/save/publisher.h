@@ -34,7 +34,7 @@ class Publisher {
     std::function<void(Save*)> shared_part_written;
     // The checkpoint is committed on disk.
     std::function<void(Save*, CommittedCheckpoint, PointerFiles)> committed;
-    // Nobody knows whether the checkpoint survives a crash. Save::error says why.
+    // It is not known whether the checkpoint survives a crash. Save::error says why.
     std::function<void(Save*)> indeterminate;
   };
   Publisher(Clock* clock, EngineObserver* observer, const SaveTable* saves, const ExpectedSizes* sizes,

@@ -13,7 +13,7 @@
 namespace ckptd {
 namespace {
 
-absl::Status NobodyLeft(const SaveId& id) {
+absl::Status TrainersEnded(const SaveId& id) {
   return MakeError(
       absl::StatusCode::kAborted, reason::kSessionLost,
       absl::StrCat("the trainers of this node that had begun the save of ", id.tag, " have ended"),
@@ -159,7 +159,7 @@ Save* SaveDriver::BeginHere(Run* run, const SaveId& id, const Decision& decision
   }
   hooks_.begun(*run, id, decision.sequence);
   Save* save = run->FindSave(id);
-  if (save == nullptr) run->authority->Fail(id, NobodyLeft(id));
+  if (save == nullptr) run->authority->Fail(id, TrainersEnded(id));
   return save;
 }
 

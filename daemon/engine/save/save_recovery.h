@@ -54,7 +54,7 @@ class SaveRecovery {
   bool Holds(const Run& run, int64_t sequence) const;
   // The root was opened and recovered: the disk's parts of these saves are published, or gone.
   void OnRootOpened(Run* run);
-  // Drops saves whose root nobody opens: others want their memory.
+  // Drops saves whose root is not opened: other saves want their memory.
   void OnTick(Instant now);
 
  private:

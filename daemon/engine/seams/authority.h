@@ -58,7 +58,7 @@ class Authority {
     // A node has found damage in this checkpoint; unset: an operator has repaired it. Also of checkpoints
     // that this node does not list.
     std::function<void(int64_t sequence, const std::optional<storage::v1::Damage>& damage)> damage_changed;
-    // The run has a checkpoint of which this node had no part, or this node may write in the root from now on
+    // The run has a checkpoint that this node had no part in, or this node may write in the root from now on
     // what a coordinator writes: look at the root again.
     std::function<void()> root_changed;
     // No save with a higher sequence is a checkpoint, for all that this node knows, and its ranks keep these

@@ -107,7 +107,7 @@ struct EngineOptions {
   // Most open roots (file systems) of one user. A further attach closes the root that is idle longest.
   int roots_per_uid = 256;
   int file_systems_per_uid = 32;
-  // How long a checkpoint stays in the trash if nobody needs its room. Zero: it is deleted at once.
+  // How long a checkpoint stays in the trash if no save needs its room. Zero: it is deleted at once.
   Duration trash_grace = Duration::zero();
   // How long an attach waits for a root whose file system hangs.
   Duration attach_timeout = std::chrono::seconds(60);

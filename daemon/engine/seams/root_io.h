@@ -93,8 +93,8 @@ class RootIo {
   virtual void Discard(InflightId64 id, Callback<absl::Status> done) = 0;
 
   virtual void Evict(std::string tag, int64_t sequence, Callback<absl::Status> done) = 0;
-  // Empties trash at low priority until nothing is left but what `terms` leave, and checkpoints of which a
-  // reader is open. On the thread of ReadBack: no other call but those there waits for it.
+  // Empties trash at low priority until nothing is left but what `terms` leave, and checkpoints that a
+  // reader has open. On the thread of ReadBack: no other call but those there waits for it.
   virtual void EmptyTrash(TrashTerms terms, Callback<absl::StatusOr<TrashLeft>> done) = 0;
   // As RootStore::ListTrash and Undelete.
   virtual void ListTrash(Callback<absl::StatusOr<std::vector<TrashedCheckpoint>>> done) = 0;
@@ -112,8 +112,8 @@ class RootIo {
   virtual void OpenCheckpoint(std::string tag, int64_t sequence,
                               Callback<absl::StatusOr<std::shared_ptr<CheckpointReader>>> done) = 0;
   virtual void Rescan(Callback<absl::StatusOr<RootSnapshot>> done) = 0;
-  // Reads and checks what is on disk, and gives nobody the bytes: at low priority, on a thread that nothing
-  // else waits for.
+  // Reads and checks what is on disk, and passes the bytes to no caller: at low priority, on a thread that
+  // nothing else waits for.
   virtual void ReadBack(std::shared_ptr<CheckpointReader> reader, std::string path, int64_t offset,
                         int64_t size, Callback<absl::Status> done) = 0;
   // Reads whole files, and checks them, at the disk's speed: on the same thread, before what has a low

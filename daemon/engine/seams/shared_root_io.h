@@ -70,7 +70,7 @@ class SharedRootIo {
   // As FindShared.
   virtual void Find(const SharedInflight& save, Callback<absl::StatusOr<SharedPlace>> done) = 0;
   // Reads the part records with these digests, makes the manifest of them, and publishes as PublishShared
-  // does. After an error nobody knows how far it came: look with Find.
+  // does. After an error it is not known how far it came: look with Find.
   virtual void Publish(const Publication& publication, Callback<absl::StatusOr<Published>> done) = 0;
   // Whether nothing in the root keeps this checkpoint, and the inode of its directory, which the decision to
   // remove it names. POINTED or PINNED if something does; NO_CHECKPOINT if it is not there. Reads the pointer

@@ -47,7 +47,7 @@ class SharedRun : public Authority {
   virtual void LoadCheckpoint(const std::string& tag, int64_t sequence,
                               Callback<absl::StatusOr<SharedFilesIo::Loaded>> done) = 0;
 
-  // An operator has looked whether the save of this tag is a checkpoint, whose outcome nobody knows
+  // An operator has looked whether the save of this tag is a checkpoint, whose outcome is unknown
   // (kUnknown) and which holds up all later ones. OUTCOME_PENDING while the coordinator is still finding out;
   // OUTCOME_DIFFERS if it sees something else; UNKNOWN_SAVE if no save of this tag has ended so;
   // NOT_COORDINATOR. A second call answers as the first.
