@@ -274,7 +274,11 @@ SEQUENCES: Dict[str, List[Step]] = {"save": SAVE, "restore": RESTORE}
 # From top to bottom: what each layer may use lies below it.
 LAYERS: List[Tuple[str, List[Tuple[str, str]]]] = [
     ("client/", [("python", "the package ckptd"), ("ckptctl", "the command line")]),
-    ("client/", [("python/native", "C for Python"), ("cpp", "the C++ library"), ("convert", "NxD's ZeRO-1")]),
+    ("client/", [("python/native", "C for Python"), ("cpp", "the C++ library"), ("convert", "paths, checked input")]),
+    ("client/convert/", [("deepspeed", "to universal, to weights"), ("nxd", "ZeRO-1")]),
+    ("client/convert/", [("deepspeed/shards", "of tensor and expert parallel ranks")]),
+    ("client/convert/", [("deepspeed/state", "moments, values, tags")]),
+    ("client/convert/", [("files", "archives in, files out")]),
     ("client/", [("formats/torch", ".pt files"), ("formats/safetensors", "safetensors files")]),
     ("client/", [("formats", "byte sources, dtypes")]),
     ("daemon/", [("runtime", "the program: assembles the rest")]),

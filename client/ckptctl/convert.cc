@@ -6,7 +6,7 @@
 #include "client/ckptctl/convert_run.h"
 #include "client/ckptctl/json.h"
 #include "client/ckptctl/text.h"
-#include "client/convert/nxd_zero.h"
+#include "client/convert/nxd/nxd_zero.h"
 #include "storage/base/errors.h"
 #include "storage/base/status_macros.h"
 

@@ -4,7 +4,7 @@
 #include "client/ckptctl/convert_run.h"
 #include "client/ckptctl/json.h"
 #include "client/ckptctl/text.h"
-#include "client/convert/ds_universal.h"
+#include "client/convert/deepspeed/ds_universal.h"
 #include "storage/base/status_macros.h"
 
 namespace ckptd::ctl {
