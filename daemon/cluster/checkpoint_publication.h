@@ -1,4 +1,4 @@
-// How the coordinator of a run makes a checkpoint of a save that all nodes have written.
+// The steps by which the coordinator of a run makes a checkpoint of a save that all nodes have written.
 #ifndef CKPTD_DAEMON_CLUSTER_CHECKPOINT_PUBLICATION_H_
 #define CKPTD_DAEMON_CLUSTER_CHECKPOINT_PUBLICATION_H_
 
@@ -23,7 +23,7 @@
 
 namespace ckptd {
 
-// The publication of one save, from SEALED, or where an earlier coordinator has left it, to its end:
+// The publication of one save, from SEALED, or from where an earlier coordinator has left it, to its end:
 //
 //   1. Find which checkpoint has the tag, and whether the parts make one that may take its place.
 //      (FindReplaced)
@@ -49,7 +49,7 @@ class CheckpointPublication {
   struct Options {
     CompareAndSwap::Held leadership;
     std::map<std::string, std::string> digests;  // Of the part record of each node; all are durable.
-    // For how long a save that is nowhere is looked for.
+    // For how long it looks for a save that is in no place.
     Duration longest_look = std::chrono::seconds(10);
   };
   // `ended`: with the save, which is COMMITTED or ENDED. `lost`: NOT_COORDINATOR, and errors of etcd_errors.h

@@ -1,4 +1,4 @@
-// Checkpoints that the coordinator of a run removes.
+// Removals of checkpoints by the coordinator of a run.
 #ifndef CKPTD_DAEMON_CLUSTER_EVICTIONS_H_
 #define CKPTD_DAEMON_CLUSTER_EVICTIONS_H_
 
@@ -36,12 +36,11 @@ class Evictions {
   // NOT_COORDINATOR for those that are under way: they are removed or not.
   ~Evictions();
 
-  // OK: nothing of it is at its tag any more, durably. While nodes read it, and while etcd or the file system
-  // do not answer, it is tried again. Errors are those that another try does not mend. `damaged` and
-  // `listed`: the checkpoints that did not count, and those that may have counted, when it was decided that
-  // enough others are kept; what is removed in this way does not count. A removal of this sequence that is
-  // under way is ended first. POINTED, PINNED, NO_CHECKPOINT: something in the root keeps it, or it is not
-  // there; nothing was decided.
+  // OK: nothing of it is at its tag any more, durably. Tries again while nodes read it, and while etcd or the
+  // file system does not answer; other errors end it. `damaged` and `listed`: when retention decided that
+  // enough others are kept, the checkpoints that did not count, and those that may have counted; what is
+  // being removed in this way does not count. A removal of this sequence that is under way ends first.
+  // POINTED, PINNED, NO_CHECKPOINT: something in the root keeps it, or it is not there; nothing was decided.
   void Evict(const std::string& tag, int64_t sequence, std::set<int64_t> damaged,
              std::shared_ptr<const std::set<int64_t>> listed, Done done);
   // For a checkpoint whose removal an earlier coordinator has begun, and of which etcd may have forgotten the
@@ -49,8 +48,8 @@ class Evictions {
   void ContinueRemoval(const CheckpointReaders::Victim& victim, std::set<int64_t> damaged, Done done);
   // Continues what an earlier coordinator has decided, and perhaps begun to remove.
   void Finish(const CheckpointReaders::Victim& victim, Done done);
-  // The coordinator's term has begun in the root. Nothing is decided or removed before: what keeps a
-  // checkpoint there is not known.
+  // The coordinator's term has begun in the root. Before that it is not known what keeps a checkpoint there,
+  // so nothing is decided or removed.
   void TermBegun();
   bool IsUnderWay(int64_t sequence) const { return evictions_.contains(sequence); }
   void OnTick();
@@ -85,7 +84,7 @@ class Evictions {
   const CompareAndSwap::Held leadership_;
   CheckpointReaders readers_;
   std::map<int64_t, Eviction> evictions_;  // By sequence.
-  // Those that retention has decided as this coordinator, and that a list may name yet.
+  // Those that retention has decided to remove under this coordinator, and that a listing may still name.
   const std::shared_ptr<std::set<int64_t>> leaving_ = std::make_shared<std::set<int64_t>>();
   bool term_begun_ = false;
   bool deciding_ = false;  // One at a time: each compares what another one would change.

@@ -1,4 +1,4 @@
-// What is asked of etcd in this node's name, until it is answered.
+// Requests to etcd in this node's name, which are repeated until they are answered.
 #ifndef CKPTD_DAEMON_CLUSTER_LEDGER_CALLS_H_
 #define CKPTD_DAEMON_CLUSTER_LEDGER_CALLS_H_
 
@@ -18,18 +18,18 @@
 
 namespace ckptd {
 
-// A call is made while this node is registered, and made again, with a backoff, while etcd is away or the
-// registration it was made with is over: so it must not matter how often it is made. At its deadline it is
-// answered with LEDGER_UNAVAILABLE, which names what it waits for, or with the reason why this node is not
-// registered; it was carried out then or not. A launch
-// that looks like a part of another one may turn out to follow it, so that is asked again, too, and
-// LAUNCH_IDS_DIFFER the answer at the deadline. Used on one thread.
+// A call is made while this node is registered, and repeated, with a backoff, while etcd is away or after the
+// registration with which it was made has ended: so calls must be idempotent. At its deadline it is answered
+// with LEDGER_UNAVAILABLE, which names what it waits for, or with the reason why this node is not registered;
+// whether it was carried out is not known then. A launch that looks like a part of another one may turn out
+// to follow it, so LAUNCH_IDS_DIFFER is asked again, too, and is the answer only at the deadline. Used on one
+// thread.
 class LedgerCalls {
  public:
   template <typename T>
   using Answer = absl::AnyInvocable<void(T)>;
 
-  // Why this node is not registered, as an error; OK: that is not known.
+  // Why this node is not registered; OK: not known.
   using WhyUnregistered = std::function<absl::Status()>;
 
   // `clock` must outlive it. `run`: for messages. `why` may be null.
@@ -41,7 +41,7 @@ class LedgerCalls {
   template <typename T>
   void Ask(const std::string& what, Instant deadline, std::function<void(Answer<T>)> send, Answer<T> answer);
 
-  // With false, what is under way is made again by the next registration.
+  // With false, calls under way are repeated with the next registration.
   void SetRegistered(bool registered);
   void OnTick();
 

@@ -1,14 +1,13 @@
-// The saves that a coordinator makes in advance: each has a sequence and a directory, and no name.
+// The saves that a coordinator prepares: each has a sequence and a directory, and no name yet.
 //
-// Between a Begin and its answer there is the transaction of each node's vote then, at once, of which the
-// last admits the save (daemon/ledger/last_vote.h), or that and one of the coordinator: no node asks for a
-// sequence first, and the disk has been asked before.
+// A Begin waits for one transaction of each node, its vote, all at once: the last vote admits the save
+// (daemon/ledger/last_vote.h), or one more transaction of the coordinator does. No node asks for a sequence
+// first, and the directory is there already.
 //
-//   - One is made when the attempt that acts has a save, and there is none with the last sequence.
-//   - It becomes the save that the first of the votes names, as soon as that can be decided. If the nodes do
-//     not agree, or some are late, it becomes PROPOSED, and continues as any other save.
-//   - If its sequence is not the last one any more, for a node has asked for one, it ends: a save that begins
-//     later has a higher sequence.
+//   - A save is prepared when the attempt that acts has a save, and no prepared save has the last sequence.
+//   - It becomes the save that the first vote names, as soon as that can be decided. If the nodes vote for
+//     different saves, or some vote late, it becomes PROPOSED, and continues as any other save.
+//   - If a node has asked for a later sequence, it ends unused: a save that begins later gets a higher one.
 #ifndef CKPTD_DAEMON_CLUSTER_PREPARED_SAVES_H_
 #define CKPTD_DAEMON_CLUSTER_PREPARED_SAVES_H_
 
@@ -34,7 +33,8 @@
 
 namespace ckptd {
 
-// A part of SaveCoordinator, which says what it sees. It decides by transactions, and may act on what is old.
+// A part of SaveCoordinator, which tells it what etcd shows. Its decisions are transactions, so it may act on
+// old news.
 class PreparedSaves {
  public:
   struct Tools {
@@ -45,9 +45,10 @@ class PreparedSaves {
     const EtcdMirror* states;
   };
   struct Hooks {
-    // One has got its name, or has ended; or another save has the sequence for which one was made.
+    // A prepared save has got its name, or has ended; or another save has the sequence that one was prepared
+    // with.
     std::function<void(const SharedSave&)> decided;
-    // A directory was made, and another save has the sequence.
+    // A directory was made for a sequence that another save has.
     std::function<void(int64_t sequence)> unused;
     // Errors after which the coordinator decides no more.
     std::function<void(const absl::Status&)> lost;
@@ -55,18 +56,18 @@ class PreparedSaves {
   // All must outlive it.
   PreparedSaves(Tools tools, LedgerKeys keys, CompareAndSwap::Held leadership, Hooks hooks);
 
-  // Etcd shows that it is OPEN.
+  // Etcd shows a save that is OPEN.
   void OnOpen(const SharedSave& save);
   // Etcd shows a save that is not OPEN, with this sequence.
   void OnOther(const SharedSave& save);
   void OnVotes(int64_t sequence);
   void OnTick();
-  // Asks for what can be decided or made by now.
+  // Decides and prepares what it can by now.
   void Go();
 
   std::set<int64_t> sequences() const;
-  // Whether a save with a lower sequence may have got its name without this coordinator knowing it yet: what
-  // was made and has not been seen to end, and what is being made.
+  // Whether a prepared save with a lower sequence may have got its name without this coordinator knowing it
+  // yet: one that has not been seen to end, or is being prepared.
   bool MayPrecede(int64_t sequence) const;
   // Of the saves that nodes have voted for, for SaveWatch::FollowAttempts.
   std::set<int64_t> attempts() const;

@@ -1,4 +1,4 @@
-// The checkpoints that this node reads, as etcd knows them: no node removes them meanwhile.
+// The reader keys of this node: no node removes a checkpoint while this one has a key for it.
 #ifndef CKPTD_DAEMON_CLUSTER_READER_KEYS_H_
 #define CKPTD_DAEMON_CLUSTER_READER_KEYS_H_
 
@@ -40,7 +40,7 @@ class ReaderKeys {
   // removed meanwhile, its readers find no files.
   void SetNode(const NodeIdentity* node);
   void OnTick();
-  // No key says that this node reads.
+  // This node has no reader key.
   bool idle() const { return reading_.empty(); }
 
   // From OK until as many calls of Release, no node removes the checkpoint. BEING_REMOVED if that is decided
@@ -57,8 +57,7 @@ class ReaderKeys {
     int readers = 0;  // That were told OK.
     std::vector<Done> waiting;
     Key key = Key::kNone;
-    // A Begin has failed, and etcd may have carried it out, or does so later: it has to hear that nobody
-    // reads.
+    // A Begin has failed, and etcd may have carried it out, or may do so later: the key must be removed.
     bool unsure = false;
   };
 

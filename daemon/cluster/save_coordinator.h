@@ -1,4 +1,4 @@
-// The coordinator's side of the saves that span nodes: it decides what becomes of each, and publishes.
+// The coordinator's side of the saves that span nodes: it decides on each, and publishes.
 #ifndef CKPTD_DAEMON_CLUSTER_SAVE_COORDINATOR_H_
 #define CKPTD_DAEMON_CLUSTER_SAVE_COORDINATOR_H_
 
@@ -41,14 +41,15 @@ namespace ckptd {
 // and the root. What it watches only tells it when to ask: each decision is a transaction that reads anew,
 // and counts only while this node leads. So it may act on old news, and after it has lost the leadership.
 //
-//   - Of each save that is proposed it makes the in-flight directory. No other node makes one: a late one
-//     would bring a name back.
-//   - Once the attempt that acts has saved, it makes the next save in advance, with its directory
-//     (PreparedSaves), so that nothing but the nodes' votes lies between a Begin and its answer.
+//   - It makes the in-flight directory of each save that is proposed. No other node makes one: one that came
+//     late would bring a name back.
+//   - Once the attempt that acts has saved, it prepares the next save, with its directory (PreparedSaves), so
+//     that a Begin waits for nothing but the nodes' votes.
 //   - Saves are published in the order of their sequences: each waits until all before it have ended.
-//   - A save for whose admission no node waits any longer ends. The nodes that waited tell so themselves; this
-//     is for one whose daemons have all started again, and that would hold up all after it.
-//   - A node that is not registered for the grace period is lost: the saves end that need more of it.
+//   - A save ends when no node waits for its admission any longer. Nodes reject a save whose deadline is over
+//     themselves; this is for a save whose daemons have all started again: it would hold up all later ones.
+//   - A node that is not registered for the grace period is lost. That ends the saves for which its files are
+//     not durable.
 //
 // Used on one thread, the engine's.
 class SaveCoordinator {
@@ -75,15 +76,15 @@ class SaveCoordinator {
   void OnTick();  // Several times a second.
   // As SharedRun::SettleSave; the answer may come within the call.
   void SettleSave(const std::string& tag, bool is_checkpoint, UnknownOutcomes::Answer answer);
-  // What the next checkpoint waits for, for messages; empty: nothing is in its way.
+  // What the next checkpoint waits for, for messages; empty: nothing.
   std::string WaitsFor() const;
-  // Why this coordinator publishes nothing although nodes have done their part; empty: it does.
+  // Why this coordinator cannot publish what the nodes have written; empty: it can.
   std::string Obstacle() const;
-  // The nodes that this save waits for, by name: those that have not voted, sealed, or said that their files
-  // are durable, whichever comes next. Empty: none, or nothing is known of it.
+  // The names of the nodes that this save waits for: those that have not voted, sealed, or reported durable
+  // files, whichever comes next. Empty: none, or the save is not known.
   std::vector<std::string> MissedNodes(int64_t attempt, const std::string& tag, int64_t ordinal) const;
-  // Since when the root is asked for the directory without which this save is not admitted; nullopt: it is
-  // there, or nothing is known of the save.
+  // Since when this save waits for its directory, without which it is not admitted; nullopt: the directory is
+  // there, or the save is not known.
   std::optional<Instant> DirectoryAwaitedSince(int64_t attempt, const std::string& tag,
                                                int64_t ordinal) const;
 
@@ -116,7 +117,7 @@ class SaveCoordinator {
 
   void Act(int64_t sequence);
   void MakeInflight(Save& save);
-  // Asks for what can be decided by now, if anything.
+  // Decides what it can by now.
   void Decide(Save& save, const SaveView& view);
   bool IsOverdue(const std::string& absent);
   std::optional<std::string> LostNode(const Save& save, const SaveView& view);

@@ -1,5 +1,5 @@
-// What etcd shows of the saves of a run that have not ended: how far their nodes are, and which ranks their
-// attempts have.
+// What etcd shows of the saves of a run that have not ended: the votes and reports of their nodes, and the
+// ranks of their attempts.
 #ifndef CKPTD_DAEMON_CLUSTER_SAVE_WATCH_H_
 #define CKPTD_DAEMON_CLUSTER_SAVE_WATCH_H_
 
@@ -22,8 +22,8 @@
 
 namespace ckptd {
 
-// One watch for the votes of all saves, for a watch that begins is late by up to 100 ms: etcd looks only that
-// often for those that begin in the past.
+// One watch follows the votes of all saves, because etcd serves a new watch that begins in the past only
+// after up to 100 ms.
 class SaveWatch {
  public:
   struct Hooks {
@@ -42,25 +42,25 @@ class SaveWatch {
 
   // The nodes and the attempt that acts.
   void Start();
-  // The votes of all saves from this sequence on; once. Those of earlier ones are forgotten by another call.
+  // Follows the votes of all saves from this sequence on. A later call forgets those of earlier saves.
   void FollowFrom(int64_t sequence);
-  // Of these attempts, and of the one that acts, the ranks are followed.
+  // Follows the ranks of these attempts, and of the one that acts.
   void FollowAttempts(const std::set<int64_t>& attempts);
 
   bool Knows(int64_t attempt) const;  // All that View needs.
   // 0: none, or it is not known.
   int64_t active() const { return active_attempt_; }
   const EtcdMirror::Keys& nodes() const { return nodes_.keys(); }
-  // Of a save of an attempt that it knows.
+  // Of a save whose attempt it knows.
   SaveView View(int64_t sequence, const ledger::v1::SaveState& save) const;
-  // False: the votes of a save, of an attempt that it knows, leave nothing to decide, for some nodes have not
-  // said what comes next, none has said no, and all that have voted are registered as they were then. It
-  // costs little, where View reads all ranks: hundreds of nodes vote one after the other.
+  // False: there is nothing to decide on a save whose attempt it knows, because some nodes have not reported
+  // the next step, none has rejected, and all that have voted have their registrations still. It costs
+  // little, while View reads all ranks: hundreds of nodes vote one after the other.
   bool VotesMayMatter(int64_t sequence, const ledger::v1::SaveState& save) const;
   size_t NodesOf(int64_t attempt) const;  // How many have joined it.
-  // Of nodes that are registered as they were when they voted.
+  // Those of nodes that have the registration with which they voted.
   std::vector<Vote> VotesThatCount(int64_t sequence) const;
-  // What SaveViewRanges reads of a save of this attempt.
+  // What a transaction would read by SaveViewRanges for a save of this attempt.
   CompareAndSwap::Found Found(int64_t sequence, int64_t attempt) const;
 
  private:
@@ -73,7 +73,7 @@ class SaveWatch {
   void OnActive();
   void FollowAttempt(int64_t attempt);
   std::vector<etcdserverpb::KeyValue> VotesOf(int64_t sequence) const;
-  // Whether the node that has voted, by that key, is registered as it was then.
+  // Whether the node that has voted, by that key, has its registration still.
   bool IsOfLiving(const etcdserverpb::KeyValue& key, const ledger::v1::NodeVote& vote) const;
 
   Etcd* const etcd_;

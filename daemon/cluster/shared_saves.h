@@ -1,5 +1,5 @@
-// This node's side of the saves that span nodes: it says to etcd what the node has done, and to the node what
-// has become of each save.
+// This node's side of the saves that span nodes: it reports to etcd what the node has done, and tells the
+// node the state of each save.
 #ifndef CKPTD_DAEMON_CLUSTER_SHARED_SAVES_H_
 #define CKPTD_DAEMON_CLUSTER_SHARED_SAVES_H_
 
@@ -31,7 +31,7 @@
 
 namespace ckptd {
 
-// What the nodes call a save before they know its sequence.
+// The name of a save, by which the nodes know it before it has a sequence.
 struct SaveName {
   int64_t attempt = 0;
   std::string tag;
@@ -40,30 +40,30 @@ struct SaveName {
   auto operator<=>(const SaveName&) const = default;
 };
 
-// One for each run and registration of this node. What is asked of etcd is asked again, with a backoff, until
-// it is answered. Used on one thread, the engine's.
+// One for each run and registration of this node. Each request to etcd is repeated, with a backoff, until it
+// is answered. Used on the engine's thread.
 class SharedSaves {
  public:
   // They run in calls of Etcd, of OnTick and of Options::post, and must not destroy the object.
   struct Hooks {
-    // The save is known, or has reached a later phase; some phases may be left out. COMMITTED is the last;
-    // so is ENDED, with ErrorOf(state.end()). OPEN: it is to get this sequence; it may be told to have
-    // another one before it is ADMITTED.
+    // The save is known, or has reached a later phase; some phases may be left out. COMMITTED and ENDED, with
+    // ErrorOf(state.end()), are the last. OPEN: the save will get this sequence, unless another one follows
+    // before it is ADMITTED.
     std::function<void(const SaveName&, const SharedSave&)> changed;
-    // The save will be no checkpoint, for this node takes no part in it: FENCED, and LEDGER_UNAVAILABLE if
-    // that could not be said in time. Nothing is said of it after that, but `released`.
+    // The save will be no checkpoint, because this node takes no part in it: FENCED, or LEDGER_UNAVAILABLE
+    // if etcd did not answer in time. No other hook but `released` runs for it after that.
     std::function<void(const SaveName&, const absl::Status&)> failed;
     // A save that this node has not begun is a checkpoint; may be null.
     std::function<void(const SharedSave&)> other_committed;
     // Of all saves that etcd shows as checkpoints, this one has the highest sequence: when they have been
     // listed, and then with each later one. May be null.
     std::function<void(const SharedSave&)> newest_committed;
-    // No other node counts on the memory of this node's parts any more. Once for each save that ends without
-    // a checkpoint, before or after its end is heard of.
+    // No other node counts on the memory of this node's parts any more. Runs once for each save that ends
+    // without a checkpoint, before or after the hook that tells its end.
     std::function<void(const SaveName&)> released;
-    // Nothing is asked and nothing is heard any more: NODE_REPLACED, and errors of etcd_errors.h but for
-    // LEDGER_UNAVAILABLE and LEDGER_FULL. Begin the saves again in another object, which finds them. A save
-    // that was admitted and not sealed is lost if the registration is another one.
+    // This object asks etcd nothing more and runs no hook any more: NODE_REPLACED, and errors of
+    // etcd_errors.h but for LEDGER_UNAVAILABLE and LEDGER_FULL. Begin the saves again in another object,
+    // which finds them. A save that was admitted and not sealed is lost with its registration.
     std::function<void(const absl::Status&)> lost;
   };
   struct Options {
@@ -72,7 +72,7 @@ class SharedSaves {
     std::string run;  // For messages.
     // Runs it later, on the thread that uses the object.
     std::function<void(absl::AnyInvocable<void()>)> post;
-    // After the deadline of a save, how long this node waits until the others know its no.
+    // How long after the deadline of a save this node waits until etcd has its rejection.
     Duration patience = std::chrono::seconds(10);
   };
 
@@ -80,35 +80,34 @@ class SharedSaves {
   SharedSaves(Etcd* etcd, Clock* clock, Options options, Hooks hooks);
 
   void Start();
-  // A rank of this node begins the save: it is proposed, or found as it is by now. A save that is not
+  // A rank of this node begins the save, which is proposed, or found in its present state. A save that is not
   // admitted at the deadline ends: RANKS_MISSING if this node has accepted it, ADMISSION_TIMEOUT if it has
   // not. `ranks`: those of all nodes that have something to save, ascending; empty: all. SAVE_CONFLICT ends a
   // save for which two nodes name different ranks. No-op if it has begun before.
   void Begin(const SaveName& name, Instant admission_deadline, std::vector<int> ranks = {});
-  // The same for a save whose parts this node has sealed, and Sealed as well: after a new registration, or by
-  // the daemon that has taken the parts over. It has no deadline, for what is sealed is finished.
+  // Begin and Sealed in one, for a save whose parts this node has sealed: after a new registration, or by the
+  // daemon that has taken the parts over. It has no deadline, because what is sealed is finished.
   void BeginSealed(const SaveName& name, std::vector<int> ranks = {});
 
   // As SharedRun::SkipAfter.
   void SkipAfter(const SaveName& name, Duration silence);
 
   // These are no-ops for saves that have not begun, have ended or have failed.
-  // This node has the memory for its parts. It is promised from now on: until `released`, it is not used for
-  // anything else.
+  // This node has the memory for its parts, and promises it: until `released` it uses that for nothing else.
   // `retention`: which checkpoints its ranks keep after the commit; unset: none of them names that.
   // SAVE_CONFLICT ends a save for which two nodes name different ones.
   void Accept(const SaveName& name, const std::optional<storage::v1::RetentionPolicy>& retention = {});
-  // Before the admission: this node has no room. Later: its parts come to nothing. The save ends by that on
-  // all nodes, unless Durable was called before: then it may still become a checkpoint.
+  // Before the admission: this node has no room. Later: its parts have failed. That ends the save on all
+  // nodes, unless Durable was called before: then it may still become a checkpoint.
   void Fail(const SaveName& name, const absl::Status& why);
   // After ADMITTED: all ranks of this node have sealed their parts.
   void Sealed(const SaveName& name);
   // After Sealed: this node's files and its part record, which has this digest, are durable.
   void Durable(const SaveName& name, const std::string& digest);
 
-  // For error messages, as NodeSave::WaitsFor. Empty if nothing is known of the save.
+  // For error messages, as NodeSave::WaitsFor. Empty: the save is not known.
   std::string WaitsFor(const SaveName& name) const;
-  // The save of this sequence, for all that is known of it here.
+  // The state of the save with this sequence, as etcd has last shown it.
   std::optional<ledger::v1::SaveState> Shown(int64_t sequence) const;
   void OnTick();  // Several times a second.
 

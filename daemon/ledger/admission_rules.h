@@ -9,10 +9,10 @@
 
 namespace ckptd {
 
-// Changes a state that is PROPOSED to ADMITTED if all ranks of the attempt are on nodes that have voted yes,
-// and whose daemons are those that have voted; to ENDED if the attempt is fenced, a node has voted no, or two
-// nodes name different retention policies (SAVE_CONFLICT). What is admitted has the policy of its votes.
-// `inflight`: the directory for its files; empty: there is none yet, and the save is not admitted.
+// Changes a state that is PROPOSED to ADMITTED if all ranks of the attempt are on nodes that have accepted
+// it, and whose daemons are those that have voted; to ENDED if the attempt is fenced, a node has rejected it,
+// or two nodes name different retention policies (SAVE_CONFLICT). An admitted save has the policy of its
+// votes. `inflight`: the directory for its files; empty: there is none yet, and the save is not admitted.
 void DecideAdmission(const SaveView& view, const std::string& inflight, ledger::v1::SaveState* state);
 
 // The end of a save that is not admitted in time, because of the ranks whose votes do not count: its message

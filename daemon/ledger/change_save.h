@@ -1,4 +1,4 @@
-// Reads what etcd says of one save, and changes it.
+// Reads the state of one save in etcd, and changes it.
 #ifndef CKPTD_DAEMON_LEDGER_CHANGE_SAVE_H_
 #define CKPTD_DAEMON_LEDGER_CHANGE_SAVE_H_
 
@@ -19,7 +19,7 @@ namespace ckptd {
 // A save of all nodes of a run.
 struct SharedSave {
   int64_t sequence = 0;
-  ledger::v1::SaveState state;  // What ranks hear: nothing else says what becomes of the save.
+  ledger::v1::SaveState state;  // The only record of how the save ends: ranks are told what it holds.
 };
 
 // What a node hears when it has said something of a save.
@@ -38,8 +38,8 @@ struct SaveGuess {
   std::optional<Voters> voters = std::nullopt;
 };
 
-// Whether it can still end without a checkpoint: from PUBLISHING on only its publication says so. False of
-// one that is OPEN: it is no node's save yet.
+// Whether the save can still end without a checkpoint: from PUBLISHING on only its publication decides that.
+// False for one that is OPEN: no node has asked for it yet.
 bool MayEnd(const ledger::v1::SaveState& state);
 void EndWith(const ledger::v1::SaveEnd& end, ledger::v1::SaveState* state);
 

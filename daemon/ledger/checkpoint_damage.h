@@ -22,8 +22,8 @@ namespace ckptd {
 
 // One key for each checkpoint of which a reader on any node has found that it is not what was saved. From
 // then on no attempt resumes from it (EtcdLedger::DecideResume), and retention does not count it
-// (CheckpointReaders::Evict). The key stays when the checkpoint is repaired, and says so, and when it is
-// removed: no other checkpoint ever has its sequence.
+// (CheckpointReaders::Evict). The key stays when the checkpoint is repaired, which it then records, and
+// when it is removed: no other checkpoint ever has its sequence.
 //
 // Answers come later, and not after the end of this object. Errors: NODE_REPLACED, and those of
 // etcd_errors.h; then what was asked for was done or not, and may be asked again.

@@ -52,7 +52,7 @@ class CheckpointReaders {
   struct Victim {
     int64_t sequence = 0;
     std::string tag = "";
-    uint64_t inode = 0;  // Of its directory; 0: any, as an earlier decision may have said.
+    uint64_t inode = 0;  // Of its directory; 0: any, because an earlier decision may not have named it.
   };
 
   // By the coordinator: from OK on no node begins to read it. BEING_READ names the nodes that do.

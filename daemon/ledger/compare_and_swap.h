@@ -44,7 +44,7 @@ struct CompareAndSwap {
   std::optional<Found> guess = std::nullopt;
 };
 
-// That the range still has these keys, as CompareAndSwap::guess says them.
+// Compares that the range still has these keys, which are those of CompareAndSwap::guess.
 etcdserverpb::Compare UnchangedFrom(const CompareAndSwap::Range& range,
                                     const std::vector<etcdserverpb::KeyValue>& keys);
 

@@ -34,9 +34,9 @@ namespace ckptd {
 // registrations of the node. Saves are decided elsewhere (save_admission.h, save_publication.h). Answers come
 // later, and not after the end of this object; errors of etcd are those of daemon/etcd/etcd_errors.h.
 //
-// A decision reads what etcd says, lets a LocalLedger decide from that, so that the rules are those of one
-// node, and writes what has changed, in a transaction that compares all that was read (CompareAndSwap). So it
-// does not matter whether an answer was lost, or when a copy of a request arrives.
+// A decision reads keys of etcd, lets a LocalLedger decide from them, so that the rules are those of one
+// node, and writes the keys that have changed, in a transaction that compares all that was read
+// (CompareAndSwap). So it does not matter whether an answer was lost, or when a copy of a request arrives.
 //
 // Every answer is NODE_REPLACED once etcd no longer knows this daemon as its node: then nothing that it asks
 // for is written. Make a new ledger with the next registration.
@@ -64,7 +64,7 @@ class EtcdLedger {
 
   // Ranks that activate at the same time do so in one transaction.
   void Activate(int64_t attempt, Answer<absl::Status> answer);
-  // `changed` runs at once if it is known which attempt acts, else when etcd has said it.
+  // `changed` runs at once if it is known which attempt acts, else when etcd has answered.
   void WatchActiveAttempt(std::function<void(int64_t attempt)> changed);
 
   // A sequence whose answer was lost stays unused.
@@ -92,7 +92,6 @@ class EtcdLedger {
   template <typename T>
   void DecideOnWhole(std::vector<CompareAndSwap::Range> ranges, const std::string& what,
                      std::function<void(LocalLedger&, const RunState&, Answer<T>)> ask, Answer<T> answer);
-  // Runs `done` unless this object has ended.
   void Swap(CompareAndSwap swap, absl::AnyInvocable<void(absl::Status)> done);
   std::string While(const std::string& what) const { return what + " of run " + options_.run; }
   void BeginRound();

@@ -21,8 +21,8 @@ namespace ckptd {
 // LocalLedger decides; it is given no more than it looks at, because all that is read is compared, and nodes
 // that join at once should not wait for one another. What it looks at depends on what is there:
 //
-//   - The launches, and who has had the rank in the launch so far: the blocks of the joining ranks.
-//   - If another process has it: whether that one lives, which the node says on which it ran.
+//   - The launches, and which processes have had the rank in the launch: the blocks of the joining ranks.
+//   - If another process has it: whether that process lives, which the node on which it ran reports.
 //   - In a launch that no rank has joined: whether another job's launch runs, or a part of this one under
 //     another id, for which it needs all ranks of the attempts that may still act, and all living processes.
 //

@@ -79,7 +79,7 @@ class LedgerKeys {
   std::string Living() const { return prefix_ + "living/"; }
   std::string Living(const std::string& node) const { return Living() + node; }
   std::string Resume(int64_t attempt) const { return Resumes() + absl::StrFormat("%016d", attempt); }
-  // What each node says of its ranks that resume.
+  // Each node's report on its ranks that resume.
   std::string ResumeReports(int64_t attempt) const {
     return prefix_ + absl::StrFormat("resumed/%016d/", attempt);
   }

@@ -16,13 +16,14 @@ namespace ckptd {
 
 inline constexpr size_t kMostVoters = 32;
 
-// An operation that writes `vote`, a yes of this node for the save of this sequence, which `open` says is
-// OPEN; and that also names and admits the save, if the votes of all other nodes of its ranks stand, and all
-// is as `guess` says. Which vote is the last is known in etcd alone, so each of them is such an operation.
+// An operation that writes `vote`, by which this node accepts the save of this sequence, which is OPEN in
+// `open`; and that also names and admits the save, if the votes of all other nodes of its ranks stand, and
+// all keys are as `guess` has them. Which vote is the last is known in etcd alone, so each of them is such an
+// operation.
 //
 // It compares what the coordinator's decision compares (SaveAdmission::DecideOpen), but for the
 // leadership: that a save which is OPEN is admitted follows from what is in etcd, and from nothing that the
-// coordinator knows. The other votes are compared by value: each says that its node has the memory now.
+// coordinator knows. The other votes are compared by value: each promises that its node has the memory now.
 //
 // nullopt: write the vote alone, and leave the decision to the coordinator. So it is with too many nodes, for
 // each of them compares the votes of all others.

@@ -18,9 +18,9 @@ struct LaunchRoot {
   std::string run;        // The id that a file in the root holds: another folder has another one.
 };
 
-// Says that `path` is this run on this node, until the node's lease ends, and compares. ROOT_NOT_SHARED if
-// another node of the launch says that it is another run: each of the two has a folder of its own there, and
-// no checkpoint of all ranks could come about. NODE_REPLACED, and errors of etcd_errors.h.
+// Registers that `path` is this run on this node, until the node's lease ends, and compares. ROOT_NOT_SHARED
+// if another node of the launch has registered another run for it: each of the two has a folder of its own
+// there, and no checkpoint of all ranks could come about. NODE_REPLACED, and errors of etcd_errors.h.
 void ClaimRoot(Etcd* etcd, const NodeIdentity& node, const LaunchRoot& root,
                absl::AnyInvocable<void(absl::Status)> claimed);
 

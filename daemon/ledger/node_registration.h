@@ -73,7 +73,6 @@ class NodeRegistration {
   void RememberOnlyThis(Done answer);
   void Lost(const absl::Status& why);
   absl::Status Taken(const std::string& host) const;
-  // Runs `done` unless this object has ended.
 
   Etcd* const etcd_;
   const Options options_;

@@ -1,4 +1,4 @@
-// Which directory is the root of a run: nothing inside it may say so, because a copy says the same.
+// Which directory is the root of a run. No file inside it can tell, because a copy holds the same file.
 #ifndef CKPTD_DAEMON_LEDGER_RUN_ROOT_H_
 #define CKPTD_DAEMON_LEDGER_RUN_ROOT_H_
 

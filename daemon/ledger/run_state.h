@@ -1,4 +1,4 @@
-// What etcd says of a run, as the record from which LocalLedger decides, and back.
+// Turns the keys of a run in etcd into the record from which LocalLedger decides, and back.
 #ifndef CKPTD_DAEMON_LEDGER_RUN_STATE_H_
 #define CKPTD_DAEMON_LEDGER_RUN_STATE_H_
 
@@ -37,12 +37,12 @@ class RunState {
   // The processes of other nodes whose session is open.
   const Living& living_elsewhere() const { return living_elsewhere_; }
   int64_t active() const { return active_; }
-  // The newest attempt that has saved a checkpoint of the root, as LedgerKeys::AttemptInRoot says.
+  // The newest attempt that has saved a checkpoint of the root, the value of LedgerKeys::AttemptInRoot.
   int64_t in_root() const { return in_root_; }
   // Where the marks of damage were read.
   bool IsDamaged(int64_t sequence) const { return damaged_.contains(sequence); }
 
-  // What to write so that etcd says what `decided`, made from record(), says. Processes that are new in it
+  // What to write so that etcd holds `decided`, which was made from record(). Processes that are new in it
   // are of this node: of each attempt that gets some, this node's ranks were read, and their blocks.
   std::vector<etcdserverpb::RequestOp> Changes(const storage::v1::RunRecord& decided) const;
   // What to write so that the living processes of this node are `living`; `rewrite`: also if they are.

@@ -54,20 +54,21 @@ class SaveAdmission {
   // if a later attempt has acted, and the save was not proposed before.
   void Begin(const Proposal& proposal, Answer<Save> answer);
 
-  // Says whether this node takes its ranks' part of the save: without `vote.no` when the memory is there. It
-  // may be changed until the save is decided. A yes may have counted unless the answer says PROPOSED, or
-  // OPEN: so memory that is promised is used for something else only after a no was answered with that.
-  // `vote.proposal` says for which save of several that might get the sequence of one that is OPEN; the vote
-  // was for nothing if the answer has another name. With `guess->voters` a yes for a save that is OPEN also
-  // admits it, if it is the last (last_vote.h); the answer may say OPEN all the same, and the state says it.
+  // Votes whether this node takes its ranks' part of the save. A vote without `vote.no` accepts it: the
+  // memory is there. The vote may be changed until the save is decided. An acceptance may have counted unless
+  // the answer is PROPOSED or OPEN: so memory that is promised is used for something else only after a
+  // rejection had that answer. `vote.proposal` names which of several saves that might get the sequence of
+  // one that is OPEN; the vote does not count if the answer has another name. With `guess->voters` an
+  // acceptance of a save that is OPEN also admits it, if it is the last one (last_vote.h); the answer may be
+  // OPEN all the same: then read the state.
   void Vote(const Save& save, ledger::v1::NodeVote vote, const std::optional<SaveGuess>& guess,
             Answer<VotedSave> answer);
 
   // By the coordinator, which holds `leadership`: ADMITTED if the nodes of its ranks have accepted; ENDED at
-  // the first rejection, or if the attempt is fenced; else still PROPOSED. A no with the reason RANKS_MISSING
-  // that names no ranks blames those whose nodes have not voted. `inflight`: the directory that was made for
-  // the save, in which no other save's files ever are; empty: there is none yet, so it is not admitted.
-  // NOT_COORDINATOR.
+  // the first rejection, or if the attempt is fenced; else still PROPOSED. A rejection with the reason
+  // RANKS_MISSING that names no ranks blames those whose nodes have not voted. `inflight`: the directory that
+  // was made for the save, in which no other save's files ever are; empty: there is none yet, so it is not
+  // admitted. NOT_COORDINATOR.
   void Decide(const Save& save, const CompareAndSwap::Held& leadership, const std::string& inflight,
               Answer<Save> answer);
   // By the coordinator: the save of this sequence is there in advance, OPEN, with a directory that was made
@@ -82,12 +83,12 @@ class SaveAdmission {
   void DecideOpen(const Save& save, const CompareAndSwap::Held& leadership,
                   const ledger::v1::SaveProposal& proposal, bool may_wait,
                   std::optional<CompareAndSwap::Found> guess, Answer<Save> answer);
-  // What that reads, but for the state: what SaveViewRanges says, the save's index, the last sequence.
+  // What DecideOpen reads, but for the state: SaveViewRanges, the save's index, the last sequence.
   std::vector<CompareAndSwap::Range> OpenRanges(int64_t sequence,
                                                 const ledger::v1::SaveProposal& proposal) const;
   // By the coordinator: a save that is OPEN ends unused if its sequence is not the last one any more.
   void Close(const Save& save, const CompareAndSwap::Held& leadership, Answer<Save> answer);
-  // By the coordinator: ends a save that is not published yet. The answer says what has become of it, which
+  // By the coordinator: ends a save that is not published yet. The answer holds how it ended, which
   // may be another end.
   void End(const Save& save, const CompareAndSwap::Held& leadership, const ledger::v1::SaveEnd& end,
            Answer<Save> answer);

@@ -7,9 +7,9 @@
 
 namespace ckptd {
 
-// What this node says of its own part: code, reason, message and ranks of an error.
+// The end that this node reports for its own part: code, reason, message and ranks of an error.
 ledger::v1::SaveEnd EndOf(const absl::Status& error);
-// What ranks hear on every node. The details "node" and "ranks" say whose fault it is, if that is known.
+// The error that ranks get on every node. The details "node" and "ranks" name where the cause lies, if known.
 absl::Status ErrorOf(const ledger::v1::SaveEnd& end);
 
 }  // namespace ckptd

@@ -53,16 +53,16 @@ class SavePublication {
   SavePublication(Etcd* etcd, Options options);
 
   // ADMITTED becomes SEALED when all nodes have sealed their parts; ENDED, FENCED, if a later attempt has
-  // acted before they had. Either becomes ENDED if a node has said that its part has failed.
+  // acted before they had. Either becomes ENDED if a node has reported that its part failed.
   void Settle(const SharedSave& save, const CompareAndSwap::Held& leadership, Answer<SharedSave> answer);
-  // A node's lease has ended, and it has had time to come back: ENDED, NODE_LOST, unless it had said before
-  // that its files are durable, or it is registered again and has said that it still has what it had sealed.
+  // A node's lease has ended, and it has had time to come back: ENDED, NODE_LOST, unless it had
+  // reported that its files are durable, or it is registered again and has reported that it still has what it
+  // had sealed.
   void LoseNode(const SharedSave& save, const CompareAndSwap::Held& leadership, const std::string& node,
                 Answer<SharedSave> answer);
   // PUBLISHING when all nodes are durable, no other save of the run is being published, and no node reads the
-  // checkpoint that it replaces. From now on that one is not
-  // opened any more. `time_us` and the pointers are the checkpoint's, unless an earlier coordinator has fixed
-  // them.
+  // checkpoint that it replaces, which is not opened any more from now on. `time_us` and the pointers are the
+  // checkpoint's, unless an earlier coordinator has fixed them.
   void Publish(const SharedSave& save, const CompareAndSwap::Held& leadership, int64_t time_us,
                const Replaces& replaces, Answer<Publishing> answer);
   // Another checkpoint has the save's tag than was decided, because a name was stale: while it is PUBLISHING,
@@ -80,8 +80,8 @@ class SavePublication {
   // It is unknown whether the checkpoint has its name: PUBLISHING becomes ENDED, INDETERMINATE, and no
   // other save is published until Release.
   void Unknown(const SharedSave& save, const CompareAndSwap::Held& leadership, Answer<SharedSave> answer);
-  // What has become of a save that has ended by Unknown is known: saves may be published again. The first
-  // answer stays. No-op for a save that has not ended so.
+  // It is known by now whether a save that ended by Unknown is a checkpoint: saves may be published again.
+  // The first answer stays. No-op for a save that has not ended so.
   void Release(const SharedSave& save, const CompareAndSwap::Held& leadership,
                ledger::v1::SaveState::Found found, Answer<SharedSave> answer);
 

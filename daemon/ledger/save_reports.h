@@ -34,7 +34,7 @@ class SaveReports {
 
   // All ranks of this node have sealed their parts, which need no trainer from now on. FENCED if a later
   // attempt has acted: what was not sealed before never is. A successor that has the sealed parts of the
-  // daemon before it may say so again; one whose predecessor had only voted has nothing to seal.
+  // daemon before it may report so again; one whose predecessor had only voted has nothing to seal.
   void Sealed(const SharedSave& save, const Guess& guess, Answer answer);
   // This node's files, its part record and their directories are durable. Also after a later attempt has
   // acted: what all nodes had sealed by then is still published. Of two reports the first counts.

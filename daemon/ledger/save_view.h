@@ -1,4 +1,4 @@
-// What etcd says of a save's attempt, and of how far its nodes are, at one moment.
+// The attempt of a save, and how far the save's nodes are, as read from etcd at one moment.
 #ifndef CKPTD_DAEMON_LEDGER_SAVE_VIEW_H_
 #define CKPTD_DAEMON_LEDGER_SAVE_VIEW_H_
 

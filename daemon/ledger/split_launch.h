@@ -11,12 +11,13 @@
 namespace ckptd {
 
 // For a process that is about to begin a launch that no rank has joined: LAUNCH_IDS_DIFFER if a launch that
-// may still act, of as many ranks, lives on other nodes alone, and none of its processes has this rank. Each
-// of the two would be a part of a job: the one that acts last fences the other, and waits for its ranks.
+// may still act, of as many ranks, lives only on other nodes, and none of its processes has this rank. Then
+// each of the two launches would be a part of one job: the launch that acts last would fence the other one,
+// and would wait for its ranks.
 //
-// A launch that follows another one looks the same if it comes while that one has not all its ranks, and all
-// that have joined still live. It does not any more when another process has begun it: a process with a rank
-// that the other launch has. So ask again for a while.
+// A launch that follows another one looks the same if it begins while the other one lacks ranks, and all
+// processes that have joined that one still live. It no longer looks the same when a process has begun it
+// whose rank is in the other launch, too. So callers ask again for a while.
 absl::Status CheckLaunchIsWhole(const RunState& state, const std::string& node, const Ledger::JoinSpec& spec);
 
 }  // namespace ckptd
