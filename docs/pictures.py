@@ -282,7 +282,9 @@ LAYERS: List[Tuple[str, List[Tuple[str, str]]]] = [
     ("client/", [("formats/torch", ".pt files"), ("formats/safetensors", "safetensors files")]),
     ("client/", [("formats", "byte sources, dtypes")]),
     ("daemon/", [("runtime", "the program: assembles the rest")]),
-    ("daemon/", [("grpc", "services"), ("handoff", "descriptors"), ("log", "log lines"), ("systemd", "notify, store"), ("cluster", "saves over nodes")]),
+    ("daemon/", [("grpc", "services"), ("handoff", "descriptors"), ("log", "log lines"), ("systemd", "notify, store"), ("cluster", "a run over nodes")]),
+    ("daemon/cluster/", [("coordinator", "decides, publishes and removes")]),
+    ("daemon/cluster/", [("node", "what each node reports and asks")]),
     (
         "daemon/",
         [
@@ -292,7 +294,7 @@ LAYERS: List[Tuple[str, List[Tuple[str, str]]]] = [
             ("metrics", "/metrics"),
         ],
     ),
-    ("daemon/", [("engine", "the façade over the folders below, on one thread"), ("ledger", "what several daemons decide")]),
+    ("daemon/", [("engine", "the façade over the folders below, on one thread")]),
     ("daemon/engine/", [("save", "a save from Begin to its end"), ("resume", "joining a run, and resuming")]),
     (
         "daemon/engine/",
@@ -305,6 +307,10 @@ LAYERS: List[Tuple[str, List[Tuple[str, str]]]] = [
     ),
     ("daemon/engine/", [("run", "the state of runs and saves")]),
     ("daemon/engine/", [("seams", "what the engine asks of the outside world")]),
+    ("daemon/ledger/", [("run", "launches and resumes"), ("save", "admission, reports, publication")]),
+    ("daemon/ledger/", [("state", "a run as read from etcd")]),
+    ("daemon/ledger/", [("nodes", "who lives, who leads")]),
+    ("daemon/ledger/", [("keys", "the keys of etcd")]),
     ("daemon/", [("succession", "from one daemon to the next")]),
     ("daemon/", [("memory", "the pool"), ("base", "loops, workers"), ("config", "the configuration"), ("etcd", "its client")]),
     ("storage/", [("commit", "publish, recover, scan")]),

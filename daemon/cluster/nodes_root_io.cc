@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "daemon/ledger/ledger_reasons.h"
+#include "daemon/ledger/keys/ledger_reasons.h"
 #include "storage/base/errors.h"
 #include "storage/base/reasons.h"
 

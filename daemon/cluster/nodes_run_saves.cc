@@ -9,11 +9,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "daemon/cluster/node_save.h"
+#include "daemon/cluster/node/node_save.h"
 #include "daemon/cluster/nodes_run.h"
 #include "daemon/etcd/etcd_errors.h"
-#include "daemon/ledger/ledger_reasons.h"
-#include "daemon/ledger/save_end.h"
+#include "daemon/ledger/keys/ledger_reasons.h"
+#include "daemon/ledger/save/save_end.h"
 #include "storage/base/errors.h"
 #include "storage/base/reasons.h"
 

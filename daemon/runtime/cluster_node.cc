@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "ckptd/ledger/v1/ledger.pb.h"
 #include "daemon/etcd/etcd_errors.h"
-#include "daemon/ledger/ledger_reasons.h"
+#include "daemon/ledger/keys/ledger_reasons.h"
 #include "daemon/log/log.h"
 #include "storage/base/boot_clock.h"
 #include "storage/base/errors.h"

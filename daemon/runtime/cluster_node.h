@@ -20,8 +20,8 @@
 #include "daemon/etcd/etcd_mirror.h"
 #include "daemon/etcd/etcd_options.h"
 #include "daemon/etcd/grpc_etcd.h"
-#include "daemon/ledger/node_identity.h"
-#include "daemon/ledger/node_membership.h"
+#include "daemon/ledger/nodes/node_identity.h"
+#include "daemon/ledger/nodes/node_membership.h"
 #include "storage/base/clock.h"
 
 namespace ckptd {

@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "daemon/etcd/etcd_errors.h"
-#include "daemon/ledger/ledger_reasons.h"
-#include "daemon/ledger/node_identity.h"
+#include "daemon/ledger/keys/ledger_reasons.h"
+#include "daemon/ledger/nodes/node_identity.h"
 #include "storage/base/errors.h"
 #include "tests/testing/etcd_fake_member.h"
 #include "tests/testing/inbox.h"

@@ -15,8 +15,8 @@
 #include "daemon/engine/engine.h"
 #include "daemon/engine/seams/shared_files_io.h"
 #include "daemon/etcd/etcd.h"
-#include "daemon/ledger/node_identity.h"
-#include "daemon/ledger/user_use.h"
+#include "daemon/ledger/nodes/node_identity.h"
+#include "daemon/ledger/state/user_use.h"
 #include "storage/base/clock.h"
 
 namespace ckptd {

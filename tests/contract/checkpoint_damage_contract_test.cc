@@ -9,9 +9,9 @@
 #include <string>
 #include <utility>
 
-#include "daemon/ledger/checkpoint_damage.h"
-#include "daemon/ledger/checkpoint_readers.h"
-#include "daemon/ledger/ledger_reasons.h"
+#include "daemon/ledger/keys/ledger_reasons.h"
+#include "daemon/ledger/state/checkpoint_damage.h"
+#include "daemon/ledger/state/checkpoint_readers.h"
 #include "tests/contract/spanning_saves.h"
 
 namespace ckptd {

@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "daemon/etcd/etcd_requests.h"
-#include "daemon/ledger/keys.h"
-#include "daemon/ledger/ledger_reasons.h"
-#include "daemon/ledger/run_coordinator.h"
+#include "daemon/ledger/keys/keys.h"
+#include "daemon/ledger/keys/ledger_reasons.h"
+#include "daemon/ledger/nodes/run_coordinator.h"
 #include "storage/base/errors.h"
 #include "tests/testing/any_etcd.h"
 #include "tests/testing/registered_nodes.h"

@@ -13,9 +13,9 @@
 #include <utility>
 #include <vector>
 
-#include "daemon/ledger/etcd_ledger.h"
-#include "daemon/ledger/ledger_reasons.h"
-#include "daemon/ledger/node_registration.h"
+#include "daemon/ledger/keys/ledger_reasons.h"
+#include "daemon/ledger/nodes/node_registration.h"
+#include "daemon/ledger/run/etcd_ledger.h"
 #include "storage/base/errors.h"
 #include "storage/ledger/ledger.h"
 #include "storage/ledger/local_ledger.h"

@@ -10,10 +10,10 @@
 #include <vector>
 
 #include "daemon/etcd/etcd_requests.h"
-#include "daemon/ledger/etcd_ledger.h"
-#include "daemon/ledger/launch_roots.h"
-#include "daemon/ledger/ledger_reasons.h"
-#include "daemon/ledger/node_registration.h"
+#include "daemon/ledger/keys/ledger_reasons.h"
+#include "daemon/ledger/nodes/launch_roots.h"
+#include "daemon/ledger/nodes/node_registration.h"
+#include "daemon/ledger/run/etcd_ledger.h"
 #include "storage/base/errors.h"
 #include "tests/testing/any_etcd.h"
 #include "tests/testing/registered_nodes.h"

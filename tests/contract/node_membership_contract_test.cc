@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "daemon/etcd/etcd_errors.h"
-#include "daemon/ledger/ledger_reasons.h"
-#include "daemon/ledger/node_membership.h"
+#include "daemon/ledger/keys/ledger_reasons.h"
+#include "daemon/ledger/nodes/node_membership.h"
 #include "storage/base/errors.h"
 #include "tests/testing/any_etcd.h"
 #include "tests/testing/registered_nodes.h"

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "daemon/etcd/etcd_requests.h"
-#include "daemon/ledger/keys.h"
-#include "daemon/ledger/ledger_reasons.h"
+#include "daemon/ledger/keys/keys.h"
+#include "daemon/ledger/keys/ledger_reasons.h"
 #include "tests/contract/spanning_saves.h"
 
 namespace ckptd {

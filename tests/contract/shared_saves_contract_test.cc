@@ -10,9 +10,9 @@
 #include <utility>
 #include <vector>
 
-#include "daemon/ledger/checkpoint_readers.h"
-#include "daemon/ledger/ledger_reasons.h"
-#include "daemon/ledger/save_admission.h"
+#include "daemon/ledger/keys/ledger_reasons.h"
+#include "daemon/ledger/save/save_admission.h"
+#include "daemon/ledger/state/checkpoint_readers.h"
 #include "storage/base/errors.h"
 #include "tests/contract/three_nodes.h"
 #include "tests/sim/random.h"

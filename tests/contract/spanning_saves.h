@@ -10,12 +10,12 @@
 #include <string>
 #include <utility>
 
-#include "daemon/ledger/change_save.h"
-#include "daemon/ledger/etcd_ledger.h"
-#include "daemon/ledger/keys.h"
-#include "daemon/ledger/run_coordinator.h"
-#include "daemon/ledger/save_admission.h"
-#include "daemon/ledger/save_reports.h"
+#include "daemon/ledger/keys/keys.h"
+#include "daemon/ledger/nodes/run_coordinator.h"
+#include "daemon/ledger/run/etcd_ledger.h"
+#include "daemon/ledger/save/change_save.h"
+#include "daemon/ledger/save/save_admission.h"
+#include "daemon/ledger/save/save_reports.h"
 #include "gtest/gtest.h"
 #include "storage/base/errors.h"
 #include "tests/testing/any_etcd.h"

@@ -6,10 +6,10 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "daemon/cluster/node_save.h"
+#include "daemon/cluster/node/node_save.h"
 #include "daemon/etcd/etcd_requests.h"
-#include "daemon/ledger/keys.h"
-#include "daemon/ledger/save_end.h"
+#include "daemon/ledger/keys/keys.h"
+#include "daemon/ledger/save/save_end.h"
 #include "storage/base/errors.h"
 #include "storage/base/reasons.h"
 

@@ -12,11 +12,11 @@
 #include <string>
 #include <vector>
 
-#include "daemon/cluster/save_coordinator.h"
-#include "daemon/cluster/shared_saves.h"
+#include "daemon/cluster/coordinator/save_coordinator.h"
+#include "daemon/cluster/node/shared_saves.h"
 #include "daemon/engine/seams/shared_root_io.h"
-#include "daemon/ledger/etcd_ledger.h"
-#include "daemon/ledger/run_coordinator.h"
+#include "daemon/ledger/nodes/run_coordinator.h"
+#include "daemon/ledger/run/etcd_ledger.h"
 #include "gtest/gtest.h"
 #include "tests/testing/any_etcd.h"
 #include "tests/testing/fake_shared_root.h"

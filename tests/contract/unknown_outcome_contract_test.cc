@@ -12,7 +12,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "daemon/engine/seams/shared_run.h"
-#include "daemon/ledger/ledger_reasons.h"
+#include "daemon/ledger/keys/ledger_reasons.h"
 #include "storage/base/errors.h"
 #include "storage/base/reasons.h"
 #include "tests/contract/three_nodes.h"

@@ -193,7 +193,7 @@ def reasons_in_code() -> Dict[str, Set[str]]:
         for p in (ROOT / d).rglob("*.cc")
         if not p.stem.endswith("_test")
     ]
-    headers = ("storage/base/reasons.h", "daemon/etcd/etcd_errors.h", "daemon/ledger/ledger_reasons.h")
+    headers = ("storage/base/reasons.h", "daemon/etcd/etcd_errors.h", "daemon/ledger/keys/ledger_reasons.h")
     text = "".join((ROOT / header).read_text() for header in headers)
     constants = dict(re.findall(r'inline constexpr char (k\w+)\[\] = "([A-Z][A-Z0-9_]+)";', text))
     made = r'StatusCode::k(\w+),\s*(?:"([A-Z][A-Z0-9_]+)"|(?:ledger_)?reason::(k\w+))'

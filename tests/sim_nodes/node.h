@@ -15,7 +15,7 @@
 #include "absl/functional/any_invocable.h"
 #include "absl/strings/str_cat.h"
 #include "daemon/engine/engine.h"
-#include "daemon/ledger/node_membership.h"
+#include "daemon/ledger/nodes/node_membership.h"
 #include "daemon/memory/segment_pool.h"
 #include "daemon/runtime/shared_roots.h"
 #include "tests/sim_nodes/world.h"

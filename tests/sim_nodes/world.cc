@@ -8,7 +8,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "ckptd/ledger/v1/ledger.pb.h"
-#include "daemon/ledger/keys.h"
+#include "daemon/ledger/keys/keys.h"
 #include "google/protobuf/util/message_differencer.h"
 #include "storage/commit/shared_scan.h"
 #include "tests/sim_nodes/node.h"

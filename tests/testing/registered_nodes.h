@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "daemon/ledger/node_registration.h"
+#include "daemon/ledger/nodes/node_registration.h"
 #include "gtest/gtest.h"
 #include "storage/base/errors.h"
 #include "tests/testing/any_etcd.h"

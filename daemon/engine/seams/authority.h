@@ -90,7 +90,7 @@ class Authority {
   // that, and the others do not count it as a reader of a checkpoint.
   virtual bool may_close() const = 0;
 
-  // ---- saves; for shared runs see daemon/cluster/shared_saves.h
+  // ---- saves; for shared runs see daemon/cluster/node/shared_saves.h
 
   // A rank of this node begins the save; `changed` answers with its sequence, or `failed`. `ranks`: those of
   // all nodes that have something to save, ascending; empty: all. The save is between their nodes. One that

@@ -1,0 +1,122 @@
+#include "daemon/cluster/node/node_save.h"
+
+#include "absl/strings/str_cat.h"
+
+namespace ckptd {
+
+using ledger::v1::SaveState;
+
+namespace {
+
+// Phases are numbered in the order in which they were added to the protocol, not in that of a save.
+int PlaceOf(const SaveState& state) {
+  switch (state.phase()) {
+    case SaveState::PROPOSED:
+      return 1;
+    case SaveState::ADMITTED:
+      return 2;
+    case SaveState::SEALED:
+      return 3;
+    case SaveState::PUBLISHING:
+      return 4;
+    case SaveState::COMMITTED:
+    case SaveState::ENDED:
+      return 5;
+    default:  // OPEN: it may become any save.
+      return 0;
+  }
+}
+
+bool IsUndecidedState(const SaveState& state) {
+  return state.phase() == SaveState::PROPOSED || state.phase() == SaveState::OPEN;
+}
+
+const char* Purpose(NodeSave::Request request) {
+  switch (request) {
+    case NodeSave::Request::kBegin:
+      return "to begin the save";
+    case NodeSave::Request::kAccept:
+      return "to say that this node has room for the save";
+    case NodeSave::Request::kReject:
+    case NodeSave::Request::kFailed:
+      return "to say that this node takes no part in the save";
+    case NodeSave::Request::kSealed:
+      return "to say that this node's parts are sealed";
+    case NodeSave::Request::kDurable:
+      return "to say that this node's files are durable";
+    default:
+      return "";
+  }
+}
+
+}  // namespace
+
+bool HasEnded(const SaveState& state) { return PlaceOf(state) == 5; }
+bool IsLater(const SaveState& before, const SaveState& after) { return PlaceOf(before) < PlaceOf(after); }
+
+bool NodeSave::IsUndecided() const { return save.sequence == 0 || IsUndecidedState(save.state); }
+
+void NodeSave::Bind(const SharedSave& found) {
+  save = found;
+  said_ = Request::kBegin;
+  vote.clear();
+  rejection_counts = false;
+}
+
+void NodeSave::VoteAgain() {
+  if (IsUndecidedState(save.state) && said_ == Request::kAccept) said_ = Request::kBegin;
+}
+
+NodeSave::Request NodeSave::Next() const {
+  if (save.sequence == 0) return Request::kBegin;
+  const bool undecided = IsUndecidedState(save.state);
+  if (refused || (!undecided && !MayEnd(save.state))) return Request::kNone;
+  if (failed) {
+    if (rejection_counts) return Request::kNone;
+    return undecided ? Request::kReject : Request::kFailed;
+  }
+  if (undecided) return accepted && said_ < Request::kAccept ? Request::kAccept : Request::kNone;
+  return NextReport();
+}
+
+NodeSave::Request NodeSave::NextReport() const {
+  if (sealed && said_ < Request::kSealed) return Request::kSealed;
+  if (durable && said_ < Request::kDurable) return Request::kDurable;
+  return Request::kNone;
+}
+
+// A no that was answered with ADMITTED came too late to be a vote: it is said again, as a failed part.
+void NodeSave::Answered(Request request, const SaveState& state) {
+  last_error.clear();
+  backoff.Succeeded();
+  if (request == Request::kReject) {
+    rejection_counts = IsUndecidedState(state);
+  } else if (request == Request::kFailed) {
+    rejection_counts = true;
+  } else {
+    said_ = request;
+  }
+}
+
+std::string NodeSave::WaitsFor() const {
+  if (const Request next = Next(); next != Request::kNone) {
+    const std::string why = last_error.empty() ? "" : absl::StrCat(" (", last_error, ")");
+    return absl::StrCat("etcd, ", Purpose(next), why);
+  }
+  if (failed || refused) return "the coordinator of the run, which ends the save";
+  switch (save.state.phase()) {
+    case SaveState::OPEN:
+    case SaveState::PROPOSED:
+      return accepted ? "the other nodes to have room for the save" : "this node to have room for the save";
+    case SaveState::ADMITTED:
+      return "the ranks of all nodes to seal their parts";
+    case SaveState::SEALED:
+      return "the files of all nodes, or an older save";
+    case SaveState::PUBLISHING:
+      return "the coordinator of the run, which publishes the checkpoint";
+    default:
+      return "";
+  }
+}
+
+}  // namespace ckptd

@@ -1,0 +1,78 @@
+// What one node has to report to etcd about one save: a state machine without I/O.
+#ifndef CKPTD_DAEMON_CLUSTER_NODE_NODE_SAVE_H_
+#define CKPTD_DAEMON_CLUSTER_NODE_NODE_SAVE_H_
+
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "ckptd/ledger/v1/ledger.pb.h"
+#include "ckptd/storage/v1/storage.pb.h"
+#include "daemon/etcd/backoff.h"
+#include "daemon/ledger/save/change_save.h"
+#include "storage/base/clock.h"
+
+namespace ckptd {
+
+// Whether a save has ended, as a checkpoint or not.
+bool HasEnded(const ledger::v1::SaveState& state);
+// Whether a save in state `before` may be in state `after` later. What etcd shows of a save may be old.
+bool IsLater(const ledger::v1::SaveState& before, const ledger::v1::SaveState& after);
+
+class NodeSave {
+ public:
+  enum class Request { kNone, kBegin, kAccept, kReject, kSealed, kDurable, kFailed };
+
+  NodeSave(Instant admission_deadline, std::vector<int> taking_part)
+      : deadline(admission_deadline), ranks(std::move(taking_part)) {}
+
+  // What to ask of etcd next.
+  Request Next() const;
+  // Etcd has answered `request`, with the save as it is.
+  void Answered(Request request, const ledger::v1::SaveState& state);
+  // Whether the save may still wait for its admission, as far as this node knows.
+  bool IsUndecided() const;
+  // It has this sequence; what was reported for another one does not count.
+  void Bind(const SharedSave& found);
+  // Sends the acceptance again, although etcd has answered it.
+  void VoteAgain();
+  // For error messages: "etcd, to vote for the save", "the files of all nodes".
+  std::string WaitsFor() const;
+
+  const Instant deadline;        // Of the admission.
+  const std::vector<int> ranks;  // That have something to save, as this node's ranks name them; empty: all.
+  // Sequence 0: not known yet. OPEN: the save gets this sequence if all nodes vote for it before any other
+  // save gets it.
+  SharedSave save;
+
+  // What the owner has reported.
+  bool accepted = false, sealed = false, durable = false;
+  std::optional<storage::v1::RetentionPolicy> retention;  // If accepted, and a rank of this node names it.
+  std::string digest;                                     // If durable.
+  std::optional<ledger::v1::SaveEnd> failed;              // A rejection, or why the part has failed.
+
+  // The longest time that it waits without an answer; unset: until the deadline.
+  std::optional<Duration> skip_after;
+  std::optional<Instant> silent_since;  // Since when a request has had no answer; unset: all are answered.
+  Instant answered_at;                  // When etcd has answered the last one.
+  bool asking = false;                  // A request is under way.
+  // The owner was told that the save fails with this, and is told no more.
+  std::optional<absl::Status> given_up;
+  bool released = false;          // No promise of memory counts any more, and the owner was told so.
+  bool refused = false;           // Etcd does not take this node's reports; the coordinator ends the save.
+  bool rejection_counts = false;  // Etcd has answered the rejection.
+  bool passed_over = false;       // Another save got the prepared sequence: this one asks for one of its own.
+  std::string vote;               // The value of this node's key, if it is known.
+  Backoff backoff;
+  std::string last_error;  // Of the request that was asked last; empty: it was answered.
+
+ private:
+  Request NextReport() const;
+
+  Request said_ = Request::kBegin;  // The latest of kAccept, kSealed and kDurable that was answered.
+};
+
+}  // namespace ckptd
+#endif  // CKPTD_DAEMON_CLUSTER_NODE_NODE_SAVE_H_

@@ -1,0 +1,136 @@
+// The ledger of a run that several nodes share: EtcdLedger, over all registrations of this node.
+#ifndef CKPTD_DAEMON_CLUSTER_NODE_NODES_LEDGER_H_
+#define CKPTD_DAEMON_CLUSTER_NODE_NODES_LEDGER_H_
+
+#include <chrono>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "daemon/cluster/node/ledger_calls.h"
+#include "daemon/etcd/etcd.h"
+#include "daemon/ledger/nodes/node_identity.h"
+#include "daemon/ledger/run/etcd_ledger.h"
+#include "storage/base/callback_scope.h"
+#include "storage/base/clock.h"
+#include "storage/ledger/ledger.h"
+
+namespace ckptd {
+
+// A decision that etcd does not answer is asked for again, for `patience`; then it is answered with
+// LEDGER_UNAVAILABLE. After a new registration the processes that have joined, and live, join again.
+//
+// What concerns one daemon alone is kept in its memory: how saves have ended, and the retention policy in
+// force. Across restarts etcd knows the ends of saves, and the next saves bring their policy.
+class NodesLedger : public Ledger {
+ public:
+  struct Options {
+    std::string cluster_prefix;  // Of all keys of ckptd in this etcd, with the slash at its end.
+    std::string run_prefix;      // Of the run's keys, likewise.
+    std::string run_id;          // What the root's file holds.
+    std::string path;            // Of the root, as the processes of the launch name it; also for messages.
+    Duration patience = std::chrono::seconds(30);
+    LedgerCalls::WhyUnregistered why_unregistered = nullptr;
+    // Whether the run's owner may have more keys in etcd. Null: these are not counted.
+    std::function<absl::Status()> check_use = nullptr;
+  };
+  // `etcd` and `clock` must outlive it.
+  NodesLedger(Etcd* etcd, Clock* clock, Options options);
+
+  // Null: there is none.
+  void SetNode(const NodeIdentity* node);
+  void OnTick();
+
+  // LIMIT_EXCEEDED if the run's owner has as much in etcd as it may. ROOT_NOT_SHARED also if the nodes of the
+  // launch have found different runs under this path.
+  void Join(const JoinSpec& spec, Answer<absl::StatusOr<int64_t>> answer) override;
+  // Always empty: only etcd knows the processes of other nodes, and Join refuses or fences them.
+  std::string RunningBeside(const std::string&) const override { return ""; }
+  void ProcessEnded(const std::string& instance) override;
+  void Activate(int64_t attempt, Answer<absl::Status> answer) override;
+  void WatchActiveAttempt(std::function<void(int64_t attempt)> changed) override;
+  void DecideResume(int64_t attempt, const ResumeChoice& newest,
+                    Answer<absl::StatusOr<ResumeChoice>> answer) override;
+  void DecidedResume(int64_t attempt, Answer<absl::StatusOr<std::optional<ResumeChoice>>> answer) override;
+  void RejectResume(int64_t attempt, int64_t sequence, Answer<absl::Status> answer) override;
+  void AgreeResume(int64_t attempt, int64_t sequence, Answer<absl::Status> answer) override;
+
+  // Not called: SharedRun decides these.
+  void Admit(int64_t attempt, Answer<absl::StatusOr<int64_t>> answer) override;
+  // No-op: NodesRun raises it to the highest in the root, with each registration and at each scan.
+  void RaiseSequence(int64_t) override {}
+  // Likewise.
+  void RaiseAttempt(int64_t) override {}
+  void Commit(int64_t sequence, Answer<absl::Status> answer) override;
+  // SHARED_ROOT_UNSUPPORTED.
+  void AdmitAdopted(int64_t above, int64_t below, int64_t more,
+                    Answer<absl::StatusOr<int64_t>> answer) override;
+
+  // Asked of etcd until it answers. Until then Activate waits: a save of this node must not be committed
+  // before the coordinator can know that retention is to leave other checkpoints alone.
+  void ResumeFailed(int64_t attempt, int64_t sequence) override;
+  // The next DecidedResume tells etcd, and makes record().retained_through() what etcd says, before its
+  // answer.
+  void Committed(int64_t attempt) override { committed_.insert(attempt); }
+  void RecordOutcome(const storage::v1::Outcome& outcome, Answer<absl::Status> recorded) override;
+  void WriteHistory(Answer<absl::Status> written) override { written(absl::OkStatus()); }
+  void SetRetention(const storage::v1::RetentionPolicy& in_force,
+                    const std::vector<storage::v1::RetentionPolicy>& next) override;
+  void SetRetentionOverride(const std::optional<storage::v1::RetentionPolicy>& policy) override;
+  const storage::v1::RunRecord& record() const override { return record_; }
+
+ private:
+  struct PendingJoin {
+    JoinSpec spec;
+    Answer<absl::StatusOr<int64_t>> answer;
+  };
+  struct Activation {
+    int64_t attempt = 0;
+    Instant deadline;
+    Answer<absl::Status> answer;
+  };
+  // Of the processes of one launch: those that come while its root is compared are served by the next time.
+  struct Claims {
+    bool under_way = false;
+    std::vector<PendingJoin> waiting;
+  };
+  void JoinAgain(const JoinSpec& spec);
+  void ClaimAndJoin(const JoinSpec& spec, Answer<absl::StatusOr<int64_t>> answer);
+  void Claim(const std::string& launch_id);
+  void Claimed(const std::string& launch_id, std::vector<PendingJoin> joins, const absl::Status& claimed);
+  void Joined(const JoinSpec& spec, int64_t attempt);
+  void AskDecided(int64_t attempt, Answer<absl::StatusOr<std::optional<ResumeChoice>>> answer);
+  storage::v1::Launch& LaunchOf(int64_t attempt);
+  void RememberResume(int64_t attempt, const ResumeChoice& choice);
+  template <typename T>
+  void Ask(const std::string& what, std::function<void(EtcdLedger&, Answer<T>)> call, Answer<T> answer);
+
+  Etcd* const etcd_;
+  Clock* const clock_;
+  const Options options_;
+  LedgerCalls calls_;
+  std::optional<NodeIdentity> node_;
+  std::unique_ptr<EtcdLedger> ledger_;      // Of the present registration.
+  std::map<std::string, JoinSpec> living_;  // By instance.
+  std::set<std::string> joining_again_;     // Of those.
+  std::map<std::string, Claims> claims_;    // By launch; since the last SetNode.
+  std::optional<CallbackScope> claiming_;   // Of the present registration.
+  std::function<void(int64_t)> active_changed_;
+  int64_t active_ = -1;          // For all that is known; the watcher, if there is one, knows it.
+  std::set<int64_t> committed_;  // Attempts that etcd has not been told of.
+  int telling_ = 0;              // Calls of ResumeFailed that etcd has not answered.
+  std::deque<Activation> after_telling_;
+  int64_t activated_ = -1;  // The last attempt that this node has let act.
+  storage::v1::RunRecord record_;
+};
+
+}  // namespace ckptd
+#endif  // CKPTD_DAEMON_CLUSTER_NODE_NODES_LEDGER_H_

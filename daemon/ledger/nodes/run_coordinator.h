@@ -1,0 +1,89 @@
+// Which daemon decides for a run, and this daemon's wish to be the one.
+#ifndef CKPTD_DAEMON_LEDGER_NODES_RUN_COORDINATOR_H_
+#define CKPTD_DAEMON_LEDGER_NODES_RUN_COORDINATOR_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "daemon/etcd/backoff.h"
+#include "daemon/etcd/etcd.h"
+#include "daemon/ledger/keys/compare_and_swap.h"
+#include "daemon/ledger/keys/keys.h"
+#include "daemon/ledger/nodes/node_identity.h"
+#include "storage/base/callback_scope.h"
+#include "storage/base/clock.h"
+
+namespace ckptd {
+
+// A daemon that finds a run without a coordinator takes the leadership, until its lease ends or it resigns.
+// Several daemons may believe for a while that they lead. A decision counts only if its daemon leads when
+// etcd applies it, so each decision is a CompareAndSwap with Leadership::held.
+class RunCoordinator {
+ public:
+  struct Leadership {
+    int64_t term = 0;  // Rises with each coordinator of the run; no two have the same.
+    std::string node;  // The coordinator's.
+    bool mine = false;
+    CompareAndSwap::Held held;  // If it is mine. Lost: NOT_COORDINATOR.
+  };
+  struct Options {
+    std::string prefix;  // Of the run's keys, with the slash at its end.
+    NodeIdentity node;
+    std::string run;  // For messages.
+  };
+
+  // `changed` runs with the coordinator, and then with each later one. `ended` runs once if this daemon can
+  // neither become coordinator nor hear of one any longer: NODE_REPLACED, and errors of etcd_errors.h but for
+  // LEDGER_UNAVAILABLE and LEDGER_FULL, after which it continues. Either may destroy this object. `etcd` and
+  // `clock` must outlive it.
+  RunCoordinator(Etcd* etcd, Clock* clock, Options options, std::function<void(const Leadership&)> changed,
+                 std::function<void(const absl::Status&)> ended);
+
+  void Start();
+  void OnTick();  // Several times a second.
+  // False: steps down, if this daemon leads, so that another one takes over; and does not take it
+  // before this was called with true. `changed` runs with the next coordinator.
+  void SetWilling(bool willing);
+  // False while this daemon leads, or may lead.
+  bool follows_another() const { return watch_ != nullptr && !leadership_.mine; }
+  // Steps down, if this daemon leads, so that another one takes over at once; and is no candidate any more.
+  void Resign(absl::AnyInvocable<void(absl::Status)> resigned);
+
+ private:
+  std::string While(const std::string& what) const { return what + " of run " + options_.run; }
+  void Read();
+  void WasRead(const etcdserverpb::RangeResponse& found);
+  void TakeLeadership();
+  void Watch(int64_t from_revision);
+  void OnEvents(const std::vector<etcdserverpb::Event>& events);
+  void Saw(const etcdserverpb::KeyValue& key);
+  void GiveUp();
+  void OnGivenUp(int64_t term, const absl::Status& given_up);
+  void DeleteLeadership(const std::string& purpose, absl::AnyInvocable<void(absl::Status)> done);
+  void End(const absl::Status& why);
+
+  Etcd* const etcd_;
+  Clock* const clock_;
+  const Options options_;
+  const LedgerKeys keys_;
+  std::function<void(const Leadership&)> changed_;
+  std::function<void(const absl::Status&)> ended_;
+  Leadership leadership_;  // The latest that was seen.
+  bool stopped_ = false;
+  bool willing_ = true;
+  bool leaving_ = false;      // It steps down, and leads until etcd has answered.
+  bool leave_again_ = false;  // Because etcd has not answered.
+  bool etcd_full_ = false;    // When it has last tried to take the leadership.
+  Backoff backoff_;
+  std::unique_ptr<EtcdWatch> watch_;
+  CallbackScope callbacks_;
+};
+
+}  // namespace ckptd
+#endif  // CKPTD_DAEMON_LEDGER_NODES_RUN_COORDINATOR_H_

@@ -1,0 +1,33 @@
+// Messages in keys that were found in etcd.
+#ifndef CKPTD_DAEMON_LEDGER_STATE_FOUND_MESSAGES_H_
+#define CKPTD_DAEMON_LEDGER_STATE_FOUND_MESSAGES_H_
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "etcd/messages.pb.h"
+
+namespace ckptd {
+
+// "node1" of "votes/1/node1".
+inline std::string LastPartOf(const std::string& key) { return key.substr(key.rfind('/') + 1); }
+
+// By the last part of the keys, which is the name of a node.
+template <typename Message>
+std::map<std::string, Message> ByLastPart(const std::vector<etcdserverpb::KeyValue>& found) {
+  std::map<std::string, Message> by_node;
+  for (const etcdserverpb::KeyValue& key : found) by_node[LastPartOf(key.key())].ParseFromString(key.value());
+  return by_node;
+}
+
+// Of a range of one key; a new message if that does not exist.
+template <typename Message>
+Message FirstOf(const std::vector<etcdserverpb::KeyValue>& found) {
+  Message message;
+  if (!found.empty()) message.ParseFromString(found[0].value());
+  return message;
+}
+
+}  // namespace ckptd
+#endif  // CKPTD_DAEMON_LEDGER_STATE_FOUND_MESSAGES_H_
