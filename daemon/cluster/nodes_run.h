@@ -57,7 +57,7 @@ class NodesRun : public SharedRun, public NodesReading {
     std::function<void(absl::AnyInvocable<void()>)> post;
     // Asks for a new registration of the node, and says why. It comes by SetNode, later.
     std::function<void(const absl::Status& why)> register_anew;
-    // For what ranks hear while this node is not registered. May be null.
+    // For the errors that ranks get while this node is not registered. May be null.
     LedgerCalls::WhyUnregistered why_unregistered;
   };
   // `etcd`, `clock` and `files` must outlive it; `files` is that of the NodesRootIo that the engine gets.
@@ -137,7 +137,7 @@ class NodesRun : public SharedRun, public NodesReading {
     std::optional<Instant> unregistered_since;
     bool accepted = false, sealed = false;
     std::optional<storage::v1::RetentionPolicy> retention;  // As that of Accept.
-    bool admitted = false;                                  // The engine has heard so.
+    bool admitted = false;                                  // The engine was told so.
     bool told_sealed = false;
     absl::Status given_up;  // Not OK: the engine was told that it fails, by this.
     bool released = false;  // And that its memory is its own again.
@@ -238,7 +238,7 @@ class NodesRun : public SharedRun, public NodesReading {
   std::shared_ptr<const std::set<int64_t>> listed_;  // Of known_; null: not made since that has changed.
   std::optional<std::pair<int64_t, Instant>> missing_;
   std::map<int64_t, std::string> shown_;  // What this node has offered last: tags by sequence.
-  // Checkpoints whose removal has been decided, as any registration has heard, by sequence; until the
+  // Checkpoints whose removal has been decided, as any registration has learned, by sequence; until the
   // decision is over, and for as long after that as this node may see the directory still.
   struct Removal {
     ledger::v1::Evicting decision;

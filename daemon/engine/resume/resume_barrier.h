@@ -104,7 +104,7 @@ class ResumeBarrier {
     kSettling,
     kScanning,
     kReady,
-    kHearing,  // The ledger knows of damage that this node has not heard of yet.
+    kHearing,  // The ledger knows of damage that has not reached this node yet.
   };
   struct PendingResume {
     SessionId session = 0;
@@ -180,7 +180,7 @@ class ResumeBarrier {
               const Decision& decided);
   void Finished(Run* run, int64_t sequence, PendingFinish finish);
   void Agreed(Run* run, int64_t attempt, int64_t sequence, const absl::Status& agreed);
-  // So that the ranks of other nodes hear it at once. No-op if the run is of this node alone.
+  // So that the ranks of other nodes get it at once. No-op if the run is of this node alone.
   void TellOtherNodes(Run* run, int64_t attempt, const absl::Status& error);
   // Fails the agreement as soon as a rank cannot go on or its session has ended, not at the deadline.
   void FailIfIncomplete(Run* run, int64_t attempt);

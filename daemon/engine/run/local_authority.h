@@ -15,8 +15,8 @@
 
 namespace ckptd {
 
-// The hooks run within the call that asks. What belongs to other nodes alone is not heard of: checkpoints
-// that they remove or find damaged, their coordinator, a registration.
+// The hooks run within the call that asks. Hooks that report what other nodes do never run: checkpoints that
+// they remove or find damaged, their coordinator, a registration.
 class LocalAuthority : public Authority {
  public:
   explicit LocalAuthority(Run* run) : run_(run) {}  // Owned by `run`.

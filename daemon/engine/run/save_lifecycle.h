@@ -8,13 +8,13 @@
 //   kAccepted         Admitted        kAdmitted     every node has
 //   kAdmitted         Written         kPublishing   the parts of this node are on disk
 //   kPublishing       NotPublished    kAdmitted     one node: nothing was changed; it is tried again, or fails
-//   to kGivingUp      Committed       kPublishing   several nodes: the coordinator has published it
-//   to kPublishing    GiveUp          kGivingUp     the authority of the run was told that it fails
-//   to kGivingUp      Fail            kFailing      the authority has ended it: it will be no checkpoint
-//   to kFailing       End             kEnded
+//   .. kGivingUp      Committed       kPublishing   several nodes: the coordinator has published it
+//   .. kPublishing    GiveUp          kGivingUp     this node has asked the authority to end it
+//   .. kGivingUp      Fail            kFailing      the authority has ended it: it will be no checkpoint
+//   .. kFailing       End             kEnded
 //
-// "To" is in the order of SavePhase. The level is OPEN; then SEALED from Sealed on, which may come in each
-// phase to kGivingUp; in kFailing end_level(), once that is reported; and the last one from End on.
+// ".. P" is any phase of SavePhase up to P. The level is OPEN; from Sealed on, which is possible in any phase
+// up to kGivingUp, it is SEALED; in kFailing it becomes end_level() at Reported; End sets the last one.
 #ifndef CKPTD_DAEMON_ENGINE_RUN_SAVE_LIFECYCLE_H_
 #define CKPTD_DAEMON_ENGINE_RUN_SAVE_LIFECYCLE_H_
 
@@ -31,7 +31,7 @@ enum class SavePhase : uint8_t {
   kAccepted,   // This node has promised its memory, and waits for the other nodes, if there are any.
   kAdmitted,   // Has memory and disk; ranks fill and seal their parts, and the parts are written.
   kPublishing,
-  kGivingUp,  // The authority of the run was told that it fails, and decides how it ends.
+  kGivingUp,  // This node has asked the authority of the run to end it; the authority decides how it ends.
   kFailing,   // Will end; waits until no I/O refers to it and its directory is out of the way.
   kEnded,
 };

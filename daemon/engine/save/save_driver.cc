@@ -150,7 +150,7 @@ void SaveDriver::OnChanged(Run* run, const SaveId& id, const Decision& decision)
   }
 }
 
-// The first that this node hears of a save. Null: it has none of it.
+// For the first decision that reaches this node on a save. Null: this node has no part of it.
 Save* SaveDriver::BeginHere(Run* run, const SaveId& id, const Decision& decision) {
   const bool committed = decision.phase == Decision::kCommitted;
   if (committed || decision.phase == Decision::kUnknown) {
@@ -179,7 +179,7 @@ void SaveDriver::OnSealedEverywhere(Save* save) {
   if (!save->sealed()) hooks_.sealed(save);
 }
 
-// Also of a save that this node has given up: the others had decided before they heard of it.
+// Also for a save that this node has asked to end: the publication was decided before that request.
 void SaveDriver::OnCommitted(Save* save) {
   OnSealedEverywhere(save);
   save->life.Committed();

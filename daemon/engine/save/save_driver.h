@@ -1,5 +1,5 @@
-// SaveDriver carries what the authority of a run decides of its saves to the classes that own the saves of
-// this node, and tells the authority how far this node is.
+// SaveDriver carries the decisions of a run's authority to the classes that own the saves of this node, and
+// reports to the authority how far this node is.
 //
 //   SaveIntake       a rank begins a save    -> Begin       kProposed   -> the save has a sequence
 //   AdmissionQueue   has room for a save     -> Accept      kAdmitted   -> the ranks get their memory
@@ -36,7 +36,7 @@ namespace ckptd {
 class SaveDriver {
  public:
   struct Hooks {
-    // The ranks that have begun a save go on with its sequence, or hear the error.
+    // The ranks that have begun a save continue with its sequence, or get the error.
     std::function<void(const Run&, const SaveId&, const absl::StatusOr<int64_t>& sequence)> begun;
     // The save is in the phase kAdmitted now.
     std::function<void(Save*)> admitted;

@@ -52,7 +52,7 @@ class SaveIntake {
 
   // The request was checked, and the session has joined the run as `member`.
   void Begin(Run* run, const Member& member, const v1::BeginRequest& request, Reply<v1::BeginResponse> reply);
-  // The ranks that have begun this save go on, or hear the error. No-op if none waits for the sequence.
+  // The ranks that have begun this save continue, or get the error. No-op if none waits for the sequence.
   void OnSequence(const std::string& run_name, const SaveId& id, const absl::StatusOr<int64_t>& sequence);
   // Ends the waits for the ledger to let an attempt act that are over.
   void OnTick(Instant now);

@@ -39,9 +39,9 @@ class SaveRecovery {
                const std::map<std::string, std::unique_ptr<Run>>* runs, SaveTable* saves,
                ExpectedSizes* sizes, int32_t chunk_bytes, Hooks hooks);
 
-  // Every rank has sealed. Call it before the last one hears so.
+  // Every rank has sealed. Call it before the last one is told so.
   void Keep(Save* save);
-  // Call it before the save's memory goes, and before anybody hears that the save is COMMITTED or FAILED.
+  // Call it before the save's memory goes, and before any rank is told that it is COMMITTED or FAILED.
   void Drop(Save* save);
 
   // At start, before the first root: saves that the daemon before had kept.

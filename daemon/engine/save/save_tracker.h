@@ -36,7 +36,7 @@ class SaveTracker {
     std::function<v1::Checkpoint(const Save&, v1::View)> describe;
     // The save has reached another level, or a rank has sealed.
     std::function<void(const Save&)> changed;
-    // Every rank has sealed, and none has heard so yet.
+    // Every rank has sealed, and none was told so yet.
     std::function<void(Save*)> all_sealed;
     // Every rank of this node has sealed. OnSealedEverywhere follows, perhaps within the call.
     std::function<void(Save*)> sealed_here;

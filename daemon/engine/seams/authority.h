@@ -1,13 +1,13 @@
-// Seam: decides and remembers, for one run, what becomes of its saves. Implementations: LocalAuthority, for a
-// run of this node alone; SharedRun, for a run that several nodes share.
+// Seam: decides and records, for one run, how its saves proceed and end. Implementations: LocalAuthority, for
+// a run of this node alone; SharedRun, for a run that several nodes share.
 //
 // Called on the engine's thread, where the hooks run, too. The local authority decides at once: its hooks run
 // within the call that asks. Those of a shared run run later.
 //
 // A save asks for each step that all nodes have to agree on (its sequence, its admission, that it is sealed,
-// that it fails), and goes on when `changed` says so. Ranks hear nothing else. The ranks of other nodes are
-// to the engine as ranks that contribute nothing: it gathers, admits, writes and seals what its own ranks
-// have.
+// that it fails), and continues when `changed` reports the decision. Ranks are told of no step before that.
+// The engine treats ranks of other nodes as ranks that contribute nothing: it gathers, admits, writes and
+// seals the parts of its own ranks.
 #ifndef CKPTD_DAEMON_ENGINE_SEAMS_AUTHORITY_H_
 #define CKPTD_DAEMON_ENGINE_SEAMS_AUTHORITY_H_
 
@@ -27,17 +27,17 @@ namespace ckptd {
 
 class Authority {
  public:
-  // What was decided of a save. Some phases may be left out; kCommitted, kEnded and kUnknown are the last.
+  // What was decided on a save. Some phases may be left out; kCommitted, kEnded and kUnknown are the last.
   struct Decision {
     enum Phase {
-      // The save has a sequence, and each node is to say whether it has the memory for its part. The sequence
-      // is another one than before if another save has got that one meanwhile, and 0 until it is known.
+      // The save has a sequence, and each node is to accept or reject it. The sequence differs from an
+      // earlier one if another save has got that one meanwhile; it is 0 until it is known.
       kProposed,
       kAdmitted,   // Every node has the memory, and in a shared run the in-flight directory is there.
       kSealed,     // No trainer of any node is needed any longer.
       kCommitted,  // It is a checkpoint. SharedRun::LoadCheckpoint shows it.
-      kEnded,      // It is none, because of `end`.
-      kUnknown,    // INDETERMINATE: it is not known whether it is one.
+      kEnded,      // It is no checkpoint, because of `end`.
+      kUnknown,    // INDETERMINATE: it is not known whether it is a checkpoint.
     };
     Phase phase = kProposed;
     int64_t sequence = 0;  // 0 in a later phase: as before.
@@ -47,11 +47,11 @@ class Authority {
 
   struct Hooks {
     std::function<void(const SaveId&, const Decision&)> changed;
-    // This node takes no part in the save any longer, and nothing more is said of it but `released`: FENCED,
-    // and LEDGER_UNAVAILABLE when the ledger could not be told in time.
+    // This node takes no part in the save any longer, and no hook but `released` runs for it any more:
+    // FENCED, or LEDGER_UNAVAILABLE if the ledger did not answer in time.
     std::function<void(const SaveId&, const absl::Status&)> failed;
-    // The memory of a save that becomes no checkpoint is promised to no other node any longer. Once, before
-    // or after its end is heard of. Until then it is not used for anything else.
+    // No other node counts any longer on this node's memory for a save that becomes no checkpoint. Runs once,
+    // before or after the hook that reports the end. Until then the memory is used for nothing else.
     std::function<void(const SaveId&)> released;
     // No reader begins to read this checkpoint any more: retention or a save in its place removes it.
     std::function<void(int64_t sequence)> removed;
@@ -65,17 +65,18 @@ class Authority {
     // checkpoints; unset: they have not named that, so all. Before or after the save's kCommitted.
     std::function<void(int64_t sequence, const std::optional<storage::v1::RetentionPolicy>&)>
         newest_committed;
-    // `coordinates` has become another one.
+    // The value of SharedRun::coordinates() has changed.
     std::function<void()> leadership_changed;
-    // Right after that: this node has given up what it decided for others, because its file system has not
-    // answered for so long. Another one takes its place.
+    // Right after that: this node has stepped down as the coordinator, because its file system has not
+    // answered for so long. Another node takes its place.
     std::function<void(Duration silence)> stepped_down;
-    // For the log: this node decides for all from now on. Once for each term that is heard of. May be null.
+    // For the log: the coordinator of the run, from now on. Once for each term that this node learns of. May
+    // be null.
     std::function<void(const std::string& node, int64_t term)> coordinator_changed;
     // What an operator may want to read in the log.
     std::function<void(const std::string& message)> noticed;
-    // This node's registration was lost, and nothing is asked or heard until there is another one: what is
-    // admitted and not sealed here is lost (the hook is followed by `failed` for each save).
+    // This node's registration was lost. Until it has another one, it asks the ledger nothing and learns of
+    // no decision: what is admitted and not sealed here is lost (`failed` follows for each such save).
     std::function<void(const absl::Status&)> lost;
   };
 
@@ -84,7 +85,7 @@ class Authority {
   // Once, when the root is open, before anything else. No hook runs before.
   virtual void Start(Hooks hooks) = 0;
   virtual void OnTick() = 0;  // Several times a second.
-  // For messages: what has to answer before this run goes on.
+  // For messages: what has to answer before this run continues.
   virtual std::string name() const = 0;
   // Whether no other node waits for this run if it is closed now: this one neither coordinates nor asks for
   // that, and the others do not count it as a reader of a checkpoint.
@@ -97,15 +98,15 @@ class Authority {
   // is not admitted at the deadline ends. No-op if it has begun before.
   virtual void Begin(const SaveId& save, Instant admission_deadline, const std::vector<int>& ranks) = 0;
   // For saves that have begun and not ended; else no-ops.
-  // Before its admission the save waits no longer than this for what is neither room nor a rank: an answer of
-  // the ledger, or, where this node coordinates, of its file system. Then it ends with SKIPPED.
+  // Before its admission the save waits at most this long for an answer of the ledger or, if this node
+  // coordinates, of its file system; then it ends with SKIPPED. Waits for room and for ranks do not count.
   virtual void SkipAfter(const SaveId& save, Duration silence) = 0;
   // This node has the memory for its parts, and promises it. `retention`: which checkpoints its ranks keep
-  // after the commit; unset: none of them names that. The save ends if another node keeps others.
+  // after the commit; unset: none of them names that. The save ends if another node names another policy.
   virtual void Accept(const SaveId& save, const std::optional<storage::v1::RetentionPolicy>& retention) = 0;
   // All ranks of this node have sealed.
   virtual void Sealed(const SaveId& save) = 0;
-  // This node has no room, or its part comes to nothing: the save ends by that on all nodes.
+  // This node has no room, or its part has failed: that ends the save on all nodes.
   virtual void Fail(const SaveId& save, const absl::Status& why) = 0;
 
   // Makes this node's part of an admitted save, in the directory `inflight` (Decision), or makes that

@@ -1,5 +1,5 @@
-// Seam: the authority of a run that several nodes share, and what such a run has beside that. What a local
-// authority learns to decide moves to authority.h. Real: daemon/cluster; fake: tests/testing.
+// Seam: the authority of a run that several nodes share, and what only such a run has so far. A decision that
+// LocalAuthority takes, too, belongs in authority.h. Real: daemon/cluster; fake: tests/testing.
 //
 // Called on the engine's thread; callbacks and hooks run there, never inside the call that asked for them.
 // What a call asks of the ledger is asked again until it is answered; what has a deadline says so.
@@ -27,7 +27,7 @@ class SharedRun : public Authority {
  public:
   // The ledger of this run. Admit and Commit of it are not called: Begin and Durable decide that.
   virtual Ledger* ledger() = 0;
-  // Whether this node decides for all: retention removes checkpoints on this node alone.
+  // Whether this node coordinates the run: retention removes checkpoints only there.
   virtual bool coordinates() const = 0;
   std::string name() const override { return "etcd"; }
 
@@ -61,9 +61,9 @@ class SharedRun : public Authority {
   // ---- damage
 
   // A reader on this node has found it, with the tag, the sequence and the time. From OK on no attempt
-  // resumes from the checkpoint, on any node, and all nodes hear of it; this one by `damage_changed`, before
-  // the answer. BEING_REMOVED: the reader has seen a removal, perhaps, and nothing is marked; so it is after
-  // LEDGER_UNAVAILABLE, as far as this node knows.
+  // resumes from the checkpoint, on any node, and `damage_changed` runs on all nodes; on this one before
+  // the answer. BEING_REMOVED: nothing is marked, because the reader may have seen a removal. After
+  // LEDGER_UNAVAILABLE nothing is marked, either, as far as this node knows.
   virtual void MarkDamaged(const storage::v1::Damage& damage, Callback<absl::Status> marked) = 0;
   // It has been repaired. Likewise.
   virtual void ClearDamage(int64_t sequence, Callback<absl::Status> cleared) = 0;
@@ -77,8 +77,8 @@ class SharedRun : public Authority {
   // that have become one. Scan the root after that.
   virtual void WhenSettled(int64_t attempt, Callback<absl::Status> settled) = 0;
   // All ranks of this node have read their part of what the attempt resumes from, or, not OK, one of them
-  // could not. Answers when the ranks of all nodes have, and the ledger has written that down; with the error
-  // as soon as a node could not; DEADLINE_EXCEEDED names the nodes that have not said it.
+  // could not. Answers when the ranks of all nodes have, and the ledger has recorded that; with the error
+  // as soon as a node could not; DEADLINE_EXCEEDED names the nodes that have not answered.
   virtual void FinishResume(int64_t attempt, int64_t sequence, const absl::Status& mine, Instant deadline,
                             Callback<absl::Status> finished) = 0;
 };

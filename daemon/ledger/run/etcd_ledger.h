@@ -59,7 +59,7 @@ class EtcdLedger {
   // Processes that join at the same time do so in one transaction. Nodes that join the same launch do not
   // wait for one another if their ranks are in different blocks (LedgerKeys::BlockOf).
   void Join(const Ledger::JoinSpec& spec, Answer<absl::StatusOr<int64_t>> answer);
-  // The other nodes hear of it soon.
+  // It reaches the other nodes soon, by a watch.
   void ProcessEnded(const std::string& instance);
 
   // Ranks that activate at the same time do so in one transaction.

@@ -22,7 +22,7 @@ struct SharedSave {
   ledger::v1::SaveState state;  // The only record of how the save ends: ranks are told what it holds.
 };
 
-// What a node hears when it has said something of a save.
+// The answer to a node's vote or report on a save.
 struct VotedSave {
   SharedSave save;
   std::string vote;  // The value of this node's key; empty: it has none.

@@ -39,7 +39,7 @@ class SaveReports {
   // This node's files, its part record and their directories are durable. Also after a later attempt has
   // acted: what all nodes had sealed by then is still published. Of two reports the first counts.
   void Durable(const SharedSave& save, const std::string& digest, const Guess& guess, Answer answer);
-  // This node's part comes to nothing: it could not be written, or what was sealed is lost. The save ends by
+  // This node's part has failed: it could not be written, or what was sealed is lost. The save ends by
   // that, unless it was durable before.
   void Failed(const SharedSave& save, const ledger::v1::SaveEnd& why, const Guess& guess, Answer answer);
 

@@ -43,7 +43,7 @@ class CheckpointDamage {
   // By any node, with the tag, the sequence and the time of the damage. An earlier mark stays. BEING_REMOVED
   // if the checkpoint is being removed, or was: what a reader has found may be the removal.
   void Mark(const storage::v1::Damage& damage, Done marked);
-  // As Mark, but the mark is an old one: it counts only if etcd has never heard of damage of the checkpoint.
+  // As Mark, but the mark is an old one: it counts only if etcd has never had a mark of the checkpoint.
   void Remember(const storage::v1::Damage& damage, Done marked);
   // It has been repaired. BEING_REMOVED as above.
   void Clear(int64_t sequence, Done cleared);
