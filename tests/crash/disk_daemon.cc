@@ -12,6 +12,7 @@
 #include "daemon/memory/populator.h"
 #include "daemon/memory/segment_memory.h"
 #include "gtest/gtest.h"
+#include "storage/base/callback_scope.h"
 #include "storage/base/errors.h"
 #include "storage/base/status_macros.h"
 #include "tests/testing/crash_io_queue.h"
@@ -29,9 +30,9 @@ class SparsePopulator : public Populator {
       : segment_bytes_(segment_bytes), inbox_(*inbox), made_(std::move(made)) {}
 
   void Make(SegmentId id) override {
-    inbox_.Post([this, id, alive = std::weak_ptr<char>(alive_)] {
-      if (!alive.expired()) made_({id, SegmentMemory::MakeSparse(segment_bytes_), absl::OkStatus()});
-    });
+    inbox_.Post(scope_.Guard([this, id] {
+      made_({id, SegmentMemory::MakeSparse(segment_bytes_), absl::OkStatus()});
+    }));
   }
   void Free(SegmentId, SegmentMemory) override {}
   void Forget(SegmentId, std::function<void(absl::Status)>) override {}  // Nobody maps anything.
@@ -40,7 +41,7 @@ class SparsePopulator : public Populator {
   const int64_t segment_bytes_;
   Inbox& inbox_;
   const Made made_;
-  const std::shared_ptr<char> alive_ = std::make_shared<char>();
+  CallbackScope scope_;
 };
 
 }  // namespace

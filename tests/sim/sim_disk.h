@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "daemon/engine/seams/root_io.h"
+#include "storage/base/callback_scope.h"
 #include "tests/sim/marks.h"
 #include "tests/sim/oracle.h"
 #include "tests/sim/random.h"
@@ -252,7 +253,7 @@ class SimRootIo : public RootIo {
   bool latched_ = false;
   int scans_ = 0;  // Under way.
   const std::shared_ptr<std::multiset<int64_t>> readers_ = std::make_shared<std::multiset<int64_t>>();
-  const std::shared_ptr<char> alive_ = std::make_shared<char>();
+  CallbackScope scope_;
 };
 
 }  // namespace ckptd::sim

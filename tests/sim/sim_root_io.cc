@@ -47,13 +47,12 @@ void SimRootIo::RunNext(Worker& worker) {
   worker.running = std::make_shared<Operation>(std::move(operation));
   worker.since = disk_->schedule_->clock().Now();
   if (disk_->faulty_) latency += std::max(Duration::zero(), disk_->hangs_until_ - worker.since);
-  disk_->schedule_->After(latency, [this, &worker, alive = std::weak_ptr<char>(alive_)] {
-    if (alive.expired()) return;
+  disk_->schedule_->After(latency, scope_.Guard([this, &worker] {
     auto tell = (*worker.running)();
     worker.running = nullptr;
     RunNext(worker);
     tell();
-  });
+  }));
 }
 
 absl::Status SimRootIo::Writable() const {
@@ -133,9 +132,7 @@ void SimRootIo::WritePart(InflightId64 id, storage::v1::PartRecord record, std::
   write->since = disk_->schedule_->clock().Now();
   writes_.insert(write);
   disk_->schedule_->After(disk_->Latency(microseconds(100), milliseconds(3)),
-                          [this, write, alive = std::weak_ptr<char>(alive_)] {
-                            if (!alive.expired()) StartWrite(write);
-                          });
+                          scope_.Guard([this, write] { StartWrite(write); }));
 }
 
 // Allocates, and reads the memory for the first time.
@@ -165,8 +162,7 @@ void SimRootIo::StartWrite(std::shared_ptr<Write> write) {
   const SaveName name = NameOf(disk_->run_, write->record.checkpoint());
   // An admitted save has its room reserved: nothing else uses this disk.
   if (!status.ok() && ReasonOf(status) != "NO_SPACE") disk_->oracle_->Excuse(name);
-  disk_->schedule_->After(latency, [this, write, status, name, alive = std::weak_ptr<char>(alive_)] {
-    if (alive.expired()) return;
+  disk_->schedule_->After(latency, scope_.Guard([this, write, status, name] {
     for (const FileImage& file : write->files) {
       if (status.ok() && write->contents.at(file.path) != Digest(file.runs)) {
         disk_->oracle_->Violated(absl::StrCat("the memory of rank ", write->record.rank(), " of ",
@@ -179,7 +175,7 @@ void SimRootIo::StartWrite(std::shared_ptr<Write> write) {
       return write->done(status);
     }
     EndWrite(write);
-  });
+  }));
 }
 
 // The files are synced; the part record now makes the part durable.

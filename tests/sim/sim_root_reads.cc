@@ -83,17 +83,16 @@ void SimRootIo::ReadBack(std::shared_ptr<CheckpointReader> reader, std::string p
   const bool fails = Hits(disk_->faults_.open);
   disk_->schedule_->After(
       disk_->Latency(microseconds(100), milliseconds(200)),
-      [this, fails, path = std::move(path), reader = std::move(reader), done = std::move(done),
-       alive = std::weak_ptr<char>(alive_)]() mutable {
+      scope_.Guard([this, fails, path = std::move(path), reader = std::move(reader),
+                    done = std::move(done)]() mutable {
         const absl::Status read =
             fails ? Eio("reading back") : static_cast<const SimReader&>(*reader).Check(path);
         const storage::v1::ManifestSummary summary = reader->manifest().summary;
         reader.reset();
-        if (alive.expired()) return;
         if (absl::IsDataLoss(read) && !fails)
           disk_->oracle_->DamageFound(disk_->run_, summary.tag(), summary.sequence(), WaitsForScan());
         done(read);
-      });
+      }));
 }
 
 void SimRootIo::ReadFiles(std::shared_ptr<CheckpointReader> reader, std::vector<FileTarget> files,
@@ -221,9 +220,8 @@ void SimRootIo::CheckImages(std::vector<FileImage> images, std::vector<storage::
   const int64_t use = disk_->oracle_->BeginUse(std::move(memory), disk_->run_, 0, 0);
   disk_->schedule_->After(
       disk_->Latency(microseconds(100), milliseconds(5)),
-      [this, use, images = std::move(images), records = std::move(records), done = std::move(done),
-       alive = std::weak_ptr<char>(alive_)]() mutable {
-        if (alive.expired()) return;
+      scope_.Guard([this, use, images = std::move(images), records = std::move(records),
+                    done = std::move(done)]() mutable {
         disk_->oracle_->EndUse(use);
         for (size_t i = 0; i < images.size(); ++i) {
           const uint64_t digest = Digest(images[i].runs);
@@ -234,7 +232,7 @@ void SimRootIo::CheckImages(std::vector<FileImage> images, std::vector<storage::
           disk_->oracle_->Violated(absl::StrCat("the resident copy of ", images[i].path, " has changed"));
         }
         done(absl::OkStatus());
-      });
+      }));
 }
 
 }  // namespace ckptd::sim

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "storage/base/callback_scope.h"
 #include "storage/base/errors.h"
 #include "tests/sim/hostile.h"
 #include "tests/sim/trainer.h"
@@ -31,16 +32,14 @@ class World::SimPopulator : public Populator {
       : world_(*world), segment_bytes_(segment_bytes), made_(std::move(made)) {}
 
   void Make(SegmentId id) override {
-    world_.schedule_.After(
-        milliseconds(world_.random_.Between(1, 20)), [this, id, alive = std::weak_ptr<char>(alive_)] {
-          if (alive.expired()) return;
-          if (world_.schedule_.clock().Now() < world_.no_memory_until_ && !world_.ending_) {
-            world_.Count("no memory");
-            return made_({id, MakeError(absl::StatusCode::kResourceExhausted, "POOL_EXHAUSTED", "no memory"),
-                          absl::OkStatus()});
-          }
-          made_({id, SegmentMemory::MakeSparse(segment_bytes_), absl::OkStatus()});
-        });
+    world_.schedule_.After(milliseconds(world_.random_.Between(1, 20)), scope_.Guard([this, id] {
+      if (world_.schedule_.clock().Now() < world_.no_memory_until_ && !world_.ending_) {
+        world_.Count("no memory");
+        return made_({id, MakeError(absl::StatusCode::kResourceExhausted, "POOL_EXHAUSTED", "no memory"),
+                      absl::OkStatus()});
+      }
+      made_({id, SegmentMemory::MakeSparse(segment_bytes_), absl::OkStatus()});
+    }));
   }
   void Free(SegmentId, SegmentMemory memory) override {
     if (!world_.oracle_.InUse(memory.data(), memory.size())) return;
@@ -49,16 +48,14 @@ class World::SimPopulator : public Populator {
   }
   void Forget(SegmentId, std::function<void(absl::Status)> forgotten) override {
     world_.schedule_.After(milliseconds(world_.random_.Between(1, 5)),
-                           [forgotten = std::move(forgotten), alive = std::weak_ptr<char>(alive_)] {
-                             if (!alive.expired()) forgotten(absl::OkStatus());
-                           });
+                           scope_.Guard([forgotten = std::move(forgotten)] { forgotten(absl::OkStatus()); }));
   }
 
  private:
   World& world_;
   const int64_t segment_bytes_;
   const Made made_;
-  const std::shared_ptr<char> alive_ = std::make_shared<char>();
+  CallbackScope scope_;
 };
 
 World::World(const Plan& plan, bool trace) : plan_(plan), tracing_(trace), random_(Mix(plan.seed, 1)) {

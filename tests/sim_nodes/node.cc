@@ -4,6 +4,7 @@
 
 #include "absl/strings/match.h"
 #include "daemon/memory/populator.h"
+#include "storage/base/callback_scope.h"
 #include "storage/base/errors.h"
 #include "tests/sim_nodes/shared_disk.h"
 
@@ -41,15 +42,13 @@ class Node::SimPopulator : public Populator {
 
  private:
   void After(Duration delay, std::function<void()> event) {
-    node_.world_.schedule().After(delay, [event = std::move(event), alive = std::weak_ptr<bool>(alive_)] {
-      if (!alive.expired()) event();
-    });
+    node_.world_.schedule().After(delay, scope_.Guard(std::move(event)));
   }
 
   Node& node_;
   const int64_t segment_bytes_;
   const Made made_;
-  const std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
+  CallbackScope scope_;
 };
 
 Node::~Node() { Kill(); }
@@ -57,20 +56,16 @@ Node::~Node() { Kill(); }
 // ---- one daemon
 
 void Node::Later(Duration delay, absl::AnyInvocable<void()> event) {
-  world_.schedule().After(delay,
-                          [this, alive = std::weak_ptr<bool>(alive_), event = std::move(event)]() mutable {
-                            if (alive.expired()) return;
-                            pause_.Deliver([alive, event = std::move(event)]() mutable {
-                              if (!alive.expired()) event();
-                            });
-                          });
+  world_.schedule().After(delay, scope_->Guard([this, event = scope_->Guard(std::move(event))]() mutable {
+    pause_.Deliver(std::move(event));
+  }));
 }
 
 void Node::Start() {
   if (up()) return;
   ++daemon_;
   Trace("daemon ", daemon_, " starts");
-  alive_ = std::make_shared<bool>(true);
+  scope_.emplace();
   client_ = world_.etcd().Connect();
   cut_off_ = false;
   etcd_ = std::make_unique<PausableEtcd>(client_.get(), &pause_);
@@ -128,7 +123,7 @@ void Node::Join() {
 void Node::Kill() {
   if (!up()) return;
   Trace("daemon ", daemon_, " ends");
-  alive_ = nullptr;
+  scope_->End();
   stopping_ = false;
   ++daemon_;  // From here on no reply is due.
   pending_.clear();
@@ -150,12 +145,10 @@ void Node::Kill() {
 void Node::Stop() {
   if (!up()) return;
   stopping_ = true;
-  const auto kill = [this, alive = std::weak_ptr<bool>(alive_)] {
+  const std::function<void()> kill = scope_->Guard([this] {
     // Not within a call of the daemon.
-    world_.schedule().After(milliseconds(1), [this, alive] {
-      if (!alive.expired()) Kill();
-    });
-  };
+    world_.schedule().After(milliseconds(1), scope_->Guard([this] { Kill(); }));
+  });
   Call([this, kill](Engine& engine) {
     engine.Drain([this, kill] {
       Later(milliseconds(1), [this, kill] {
@@ -266,9 +259,7 @@ RootAttachment Node::Attachment() {
 
 void Node::Call(absl::AnyInvocable<void(Engine&)> call) {
   if (!up()) return;
-  pause_.Deliver([this, alive = std::weak_ptr<bool>(alive_), call = std::move(call)]() mutable {
-    if (!alive.expired()) call(*engine_);
-  });
+  pause_.Deliver(scope_->Guard([this, call = std::move(call)]() mutable { call(*engine_); }));
 }
 
 bool Node::coordinates() const {

@@ -8,6 +8,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -18,6 +19,7 @@
 #include "daemon/ledger/nodes/node_membership.h"
 #include "daemon/memory/segment_pool.h"
 #include "daemon/runtime/shared_roots.h"
+#include "storage/base/callback_scope.h"
 #include "tests/sim_nodes/world.h"
 #include "tests/testing/pausable_etcd.h"
 #include "tests/testing/simulated_etcd.h"
@@ -132,7 +134,7 @@ class Node : public EngineObserver {
   std::string run_name_;
   std::map<int64_t, std::string> pending_;  // Replies that are due.
   int64_t next_pending_ = 0;
-  std::shared_ptr<bool> alive_;
+  std::optional<CallbackScope> scope_{std::in_place};  // Of the daemon that runs; ended once it has ended.
 };
 
 // ---- templates

@@ -23,6 +23,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "daemon/engine/seams/shared_files_io.h"
+#include "storage/base/callback_scope.h"
 #include "tests/sim/marks.h"
 #include "tests/sim/random.h"
 #include "tests/sim/schedule.h"
@@ -300,7 +301,7 @@ class SimSharedFiles : public SharedFilesIo {
   std::map<int64_t, std::optional<storage::v1::Damage>> damage_;  // As the daemon has said.
   std::map<int64_t, storage::v1::Damage> record_;                 // As of the last look.
   bool record_is_old_ = false;
-  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
+  CallbackScope scope_;
 };
 
 }  // namespace ckptd::sim_nodes

@@ -42,7 +42,7 @@ SimSharedFiles::SimSharedFiles(SharedDisk* disk, Pause* pause, std::string node,
 
 // The daemon has died: the request under way is done or not.
 SimSharedFiles::~SimSharedFiles() {
-  alive_ = nullptr;
+  scope_.End();
   if (running_ != nullptr && disk_.random_.Percent(50)) (void)(*running_)();
 }
 
@@ -72,13 +72,9 @@ void SimSharedFiles::RunNext() {
 }
 
 void SimSharedFiles::Later(Duration delay, absl::AnyInvocable<void()> event) {
-  disk_.schedule_->After(delay,
-                         [this, alive = std::weak_ptr<bool>(alive_), event = std::move(event)]() mutable {
-                           if (alive.expired()) return;
-                           pause_->Deliver([alive, event = std::move(event)]() mutable {
-                             if (!alive.expired()) event();
-                           });
-                         });
+  disk_.schedule_->After(delay, scope_.Guard([this, event = scope_.Guard(std::move(event))]() mutable {
+    pause_->Deliver(std::move(event));
+  }));
 }
 
 // ---- the root
