@@ -101,7 +101,7 @@ SAVE = [
         IO,
         "write the part",
         "When all ranks have sealed, and no copy competes with the writes, or one second after the first rank has, the engine hands the sealed parts to their file system's threads.",
-        ("daemon/engine/save/publisher.cc", "daemon/root_io/file_system_workers.cc"),
+        ("daemon/engine/save/member_files.cc", "daemon/root_io/file_system_workers.cc"),
     ),
     Step(
         IO,

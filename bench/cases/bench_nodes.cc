@@ -229,6 +229,7 @@ class Bench {
         for (const auto& [each, admitted] : heard_.admitted) Seal(*each, admitted);
         return;
       case Decision::kSealed:
+      case Decision::kPublishing:
         return;
       case Decision::kCommitted:
         if (++heard_.committed == all) heard_.all_committed = SystemClock().Now();

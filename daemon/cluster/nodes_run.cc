@@ -302,10 +302,10 @@ void NodesRun::FinishPart(InflightId64 id, std::vector<storage::v1::PartRecord> 
 }
 
 void NodesRun::LoadCheckpoint(const std::string& tag, int64_t sequence,
-                              Callback<absl::StatusOr<SharedFilesIo::Loaded>> done) {
+                              Callback<absl::StatusOr<LoadedCheckpoint>> done) {
   files_->LoadCheckpoint(
       tag, sequence,
-      callbacks_.Guard([this, done = std::move(done)](absl::StatusOr<SharedFilesIo::Loaded> loaded) mutable {
+      callbacks_.Guard([this, done = std::move(done)](absl::StatusOr<LoadedCheckpoint> loaded) mutable {
         if (loaded.ok()) damages_->Apply(&loaded->checkpoint);
         done(std::move(loaded));
       }));

@@ -75,6 +75,8 @@ class NodesRun : public SharedRun, public NodesReading {
   void Resign(absl::AnyInvocable<void(absl::Status)> resigned);
   const std::string& path() const { return options_.path; }
   std::string coordinator() const { return coordinator_name_; }  // Its node; empty: not known.
+  // For messages: what the save waits for, on which nodes. Empty if nothing is known of it.
+  std::string WaitsFor(const SaveId& save) const;
   // That have begun here, and whose end is not known.
   std::vector<SaveId> UnfinishedSaves() const;
 
@@ -103,13 +105,12 @@ class NodesRun : public SharedRun, public NodesReading {
   void Fail(const SaveId& save, const absl::Status& why) override;
   void Sealed(const SaveId& save) override;
   void Durable(const SaveId& save, const std::string& digest) override;
-  std::string WaitsFor(const SaveId& save) const override;
   void OpenPart(InflightId64 id, const std::string& tag, int64_t sequence, const std::string& inflight,
                 int64_t manifest_bytes, Callback<absl::Status> done) override;
   void FinishPart(InflightId64 id, std::vector<storage::v1::PartRecord> parts,
                   Callback<absl::StatusOr<std::string>> done) override;
   void LoadCheckpoint(const std::string& tag, int64_t sequence,
-                      Callback<absl::StatusOr<SharedFilesIo::Loaded>> done) override;
+                      Callback<absl::StatusOr<LoadedCheckpoint>> done) override;
   void SettleSave(const std::string& tag, bool is_checkpoint,
                   Callback<absl::StatusOr<Settled>> done) override;
   void WhenSettled(int64_t attempt, Callback<absl::Status> settled) override;

@@ -193,9 +193,12 @@ void NodesRun::OnChanged(const SaveId& save, const SharedSave& state) {
       decision.phase = Decision::kAdmitted;
       break;
     case SaveState::SEALED:
-    case SaveState::PUBLISHING:
       if (std::exchange(saving.told_sealed, true)) return;
       decision.phase = Decision::kSealed;
+      break;
+    case SaveState::PUBLISHING:
+      saving.told_sealed = true;
+      decision.phase = Decision::kPublishing;
       break;
     case SaveState::COMMITTED:
       SawCommitted(state.sequence, state.state);
@@ -265,9 +268,12 @@ void NodesRun::StartSaves() {
 
 void NodesRun::Continue(const SaveId& save, const Saving& saving) {
   const SaveName name = NameOf(save);
-  if (saving.sealed && !saving.failed) {
+  const bool durable = !saving.digest.empty();
+  // What is durable may be a checkpoint by now, also if this node has asked to end it: it has no deadline.
+  if (saving.sealed && (durable || !saving.failed)) {
     saves_->BeginSealed(name, saving.ranks);
-    if (!saving.digest.empty()) saves_->Durable(name, saving.digest);
+    if (durable) saves_->Durable(name, saving.digest);
+    if (saving.failed) saves_->Fail(name, *saving.failed);
     return;
   }
   saves_->Begin(name, saving.deadline, saving.ranks);

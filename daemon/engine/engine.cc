@@ -35,11 +35,12 @@ void Engine::Impl::Tick() {
   ended_.OnTick();
   tracker_.OnTick(now);
   intake_.OnTick(now);
+  publisher_.OnTick(now);
   for (const auto& [name, owned] : runs_.all()) {
     Run* run = owned.get();
     disk_.OnTick(run, now);
     scanner_.OnTick(run, now);
-    publisher_.OnTick(run, now);
+    files_.OnTick(run, now);
     history_.OnTick(run, now);
     trash_.OnTick(run, now);
     UpdateDegraded(run, now);

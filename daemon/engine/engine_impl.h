@@ -46,6 +46,7 @@
 #include "daemon/engine/run/session_table.h"
 #include "daemon/engine/run/wire.h"
 #include "daemon/engine/save/ended_saves.h"
+#include "daemon/engine/save/member_files.h"
 #include "daemon/engine/save/publisher.h"
 #include "daemon/engine/save/save_driver.h"
 #include "daemon/engine/save/save_intake.h"
@@ -86,6 +87,9 @@ class Engine::Impl {
   void OnCommitted(Save* save, CommittedCheckpoint committed, PointerFiles pointers);
   // A save of several nodes has, and this one could not read it.
   void OnCommittedUnread(Save* save);
+  // It is not known whether a save is a checkpoint, because of `why`. The root takes no changes until it has
+  // been scanned.
+  void OnUnknown(Save* save, const absl::Status& why);
   void OnReleasingMemory(Save* save);
   void OnMemoryReleased(const Save& save);
   void OnSaveEnded(Save* save);
@@ -216,6 +220,7 @@ class Engine::Impl {
   SaveIntake intake_;
   EndedSaves ended_;
   WriteStreams streams_;
+  MemberFiles files_;
   Publisher publisher_;
   SaveTracker tracker_;
   SaveDriver driver_;

@@ -1,7 +1,11 @@
 // What several classes of the engine do when one has told an event, in this order.
+#include <string>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "daemon/engine/engine_impl.h"
+#include "storage/base/errors.h"
+#include "storage/base/reasons.h"
 #include "storage/format/retention_record.h"
 
 namespace ckptd {
@@ -33,6 +37,7 @@ void Engine::Impl::LoadScan(Run* run, RootSnapshot snapshot, int64_t written_byt
 }
 
 void Engine::Impl::OnScanned(Run* run) {
+  files_.OnScanned(run);
   publisher_.OnScanned(run);
   resumes_.OnScanned(run);
   trash_.Empty(run);
@@ -71,19 +76,17 @@ void Engine::Impl::OnHistoryFailed(Run* run, bool retention_waits) {
 // ---- saves
 
 void Engine::Impl::OnAdmitted(Save* save) {
-  publisher_.Start(save);
+  files_.Open(save);
   grants_.OnAdmitted(save);
 }
 
-// The next daemon would have to take over this node's part of a shared save, with its registration. It does
-// not yet: a restart loses the save, and NODE_LOST ends it.
 void Engine::Impl::OnAllSealed(Save* save) {
   sizes_.Remember(*save);
-  if (save->run->shared == nullptr) recovery_.Keep(save);
+  if (save->run->authority->next_daemon_continues()) recovery_.Keep(save);
 }
 
 void Engine::Impl::OnRecovered(Save* save) {
-  publisher_.Start(save);
+  files_.Open(save);
   Notify(*save);
 }
 
@@ -100,6 +103,18 @@ void Engine::Impl::OnCommittedUnread(Save* save) {
   Run* run = save->run;
   tracker_.End(save, v1::COMMITTED);
   OnRootChanged(run);
+}
+
+void Engine::Impl::OnUnknown(Save* save, const absl::Status& why) {
+  Run* run = save->run;
+  save->error = MakeError(
+      absl::StatusCode::kUnknown, reason::kIndeterminate,
+      absl::StrCat("whether ", save->key.tag, " survives a crash is not known: ", std::string(why.message()),
+                   "; the root is read-only until it has been scanned anew"),
+      {{"tag", save->key.tag}});
+  run->read_only = true;
+  tracker_.End(save, v1::INDETERMINATE);
+  scanner_.ScanAloud(run);
 }
 
 void Engine::Impl::OnReleasingMemory(Save* save) {

@@ -89,7 +89,7 @@ class SharedSavesTest : public EngineTest {
     RunQueued([&] { return nodes_->parts.size() > parts; });
     nodes_->parts.back()("digest");
     nodes_->Change(save, Phase::kCommitted, sequence);
-    SharedFilesIo::Loaded loaded;
+    LoadedCheckpoint loaded;
     loaded.checkpoint.summary.set_tag(tag);
     loaded.checkpoint.summary.set_sequence(sequence);
     loaded.checkpoint.summary.set_attempt(1);
@@ -130,6 +130,14 @@ class SharedSavesTest : public EngineTest {
   }
   absl::Status Error(const char* reason) {
     return MakeError(absl::StatusCode::kAborted, reason, "because of node b");
+  }
+  Answer<v1::AbortResponse> Abort(const std::string& tag) {
+    v1::AbortRequest request;
+    *request.mutable_key() = Key(0, tag);
+    Answer<v1::AbortResponse> answer;
+    engine_->Abort(As(sessions_[0]), request, answer.reply());
+    RunQueued();
+    return answer;
   }
   int64_t UsedBytes() { return pool_->usage().used_bytes; }
 
@@ -229,7 +237,7 @@ TEST_F(SharedSavesTest, IsSealedAndCommittedWhenAllNodesSaySo) {
   auto committed = Wait(sessions_[0], Key(0, "a"));
   Decide(Phase::kCommitted);
   EXPECT_FALSE(committed.has());
-  SharedFilesIo::Loaded loaded;
+  LoadedCheckpoint loaded;
   loaded.checkpoint.summary.set_tag("a");
   loaded.checkpoint.summary.set_sequence(1);
   nodes_->loads.at(0)(std::move(loaded));
@@ -248,6 +256,64 @@ TEST_F(SharedSavesTest, IsCommittedAlsoIfThisNodeCannotReadIt) {
   nodes_->loads.at(0)(absl::UnavailableError("stale"));
   RunQueued();
   EXPECT_EQ(committed.get().checkpoint().level(), v1::COMMITTED);
+}
+
+TEST_F(SharedSavesTest, OtherNodesHearOfAnAbortUntilTheyHaveDecidedToPublish) {
+  Admit();
+  SealHere();
+  RunQueued([&] { return !nodes_->parts.empty(); });
+  nodes_->parts[0]("digest");
+  Decide(Phase::kSealed);
+  Calls();
+  EXPECT_TRUE(Abort("a").status().ok());
+  EXPECT_THAT(Calls(), ElementsAre("Fail a SAVE_ABORTED"));
+  auto waiting = Wait(sessions_[0], Key(0, "a"));
+  Decide(Phase::kPublishing);
+  EXPECT_TRUE(Abort("a").status().ok()) << "it has asked for that, and does not know what has become of it";
+  EXPECT_THAT(Calls(), ElementsAre());
+  Decide(Phase::kEnded, Error(reason::kSaveAborted));
+  EXPECT_EQ(waiting.get().checkpoint().error().reason(), reason::kSaveAborted);
+}
+
+TEST_F(SharedSavesTest, IsNotAbortedWhenTheNodesHaveDecidedToPublish) {
+  Admit();
+  SealHere();
+  RunQueued([&] { return !nodes_->parts.empty(); });
+  nodes_->parts[0]("digest");
+  Calls();
+  auto sealed = Wait(sessions_[0], Key(0, "a"), v1::SEALED);
+  Decide(Phase::kPublishing);
+  EXPECT_EQ(sealed.get().checkpoint().level(), v1::SEALED) << "that is left out where it is over";
+  EXPECT_EQ(Abort("a").reason(), reason::kSealed);
+  Decide(Phase::kCommitted);
+  EXPECT_EQ(Abort("a").reason(), reason::kSealed) << "while it is read";
+  EXPECT_THAT(Calls(), ElementsAre("LoadCheckpoint a 1"));
+}
+
+TEST_F(SharedSavesTest, IsCommittedIfThatWasDecidedBeforeItsAbortWasHeard) {
+  Admit();
+  SealHere();
+  RunQueued([&] { return !nodes_->parts.empty(); });
+  nodes_->parts[0]("digest");
+  EXPECT_TRUE(Abort("a").status().ok());
+  auto committed = Wait(sessions_[0], Key(0, "a"));
+  Decide(Phase::kCommitted);
+  nodes_->loads.at(0)(absl::UnavailableError("stale"));
+  RunQueued();
+  EXPECT_EQ(committed.get().checkpoint().level(), v1::COMMITTED);
+}
+
+TEST_F(SharedSavesTest, EndsWithoutAPartIfThatCouldNotBeOpened) {
+  BeginHere();
+  Decide(Phase::kProposed);
+  Decide(Phase::kAdmitted);
+  nodes_->opens.at(0)(ErrnoError(EACCES, "opening the directory"));
+  RunQueued();
+  EXPECT_EQ(Calls().back(), "Fail a EACCES");
+  nodes_->hooks.released(save_);
+  Decide(Phase::kEnded, Error("EACCES"));
+  EXPECT_EQ(ios_.at(1)->calls["Discard"], 0) << "there is nothing";
+  EXPECT_EQ(UsedBytes(), 0);
 }
 
 TEST_F(SharedSavesTest, FailsForItsRanksWhenTheNodesHaveEndedIt) {

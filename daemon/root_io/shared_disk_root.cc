@@ -114,11 +114,11 @@ NodePartRecord SharedDiskRoot::RecordOf(const std::vector<PartRecord>& ranks) co
   return record;
 }
 
-absl::StatusOr<SharedFilesIo::Loaded> SharedDiskRoot::Load(const std::string& tag, int64_t sequence) {
+absl::StatusOr<LoadedCheckpoint> SharedDiskRoot::Load(const std::string& tag, int64_t sequence) {
   CKPTD_RETURN_IF_ERROR(CheckOpen());
   // What other coordinators have removed since the last look is not what a pointer may name.
   if (coordinates && !scanned_in_term) CKPTD_RETURN_IF_ERROR(Scan().status());
-  SharedFilesIo::Loaded loaded;
+  LoadedCheckpoint loaded;
   CKPTD_ASSIGN_OR_RETURN(loaded.checkpoint, store->FindCheckpoint(tag, sequence));
   Mark(loaded.checkpoint);
   std::erase_if(committed, [&tag](const auto& other) { return other.second.summary.tag() == tag; });

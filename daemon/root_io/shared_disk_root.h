@@ -51,7 +51,7 @@ struct SharedDiskRoot : OpenedRoot {
 
   // The record of this node's part, from those of its ranks.
   storage::v1::NodePartRecord RecordOf(const std::vector<storage::v1::PartRecord>& ranks) const;
-  absl::StatusOr<SharedFilesIo::Loaded> Load(const std::string& tag, int64_t sequence);
+  absl::StatusOr<LoadedCheckpoint> Load(const std::string& tag, int64_t sequence);
   absl::StatusOr<PointerFiles> SetDamage(int64_t sequence, const std::optional<storage::v1::Damage>& mark);
   // Of `checkpoints`, if this node coordinates; else none: it does not know what the coordinator has written.
   absl::StatusOr<PointerFiles> UpdatePointers(const std::map<int64_t, CommittedCheckpoint>& checkpoints);

@@ -134,7 +134,7 @@ class SharedDiskRootIo : public DiskRootIo<SharedFilesIo, SharedDiskRoot> {
   // ---- Checkpoints
 
   void LoadCheckpoint(const std::string& tag, int64_t sequence,
-                      Callback<absl::StatusOr<Loaded>> done) override {
+                      Callback<absl::StatusOr<LoadedCheckpoint>> done) override {
     AskUntil(LooksOld, std::move(done),
              [tag, sequence](SharedDiskRoot& root) { return root.Load(tag, sequence); });
   }

@@ -206,8 +206,8 @@ class SharedDiskRootIoTest : public ::testing::Test {
     ASSERT_TRUE(published->given_up.ok()) << published->given_up;
     ASSERT_EQ(published->in_the_way, 0);
   }
-  absl::StatusOr<SharedFilesIo::Loaded> Load(Node& node, const std::string& tag, int64_t sequence) {
-    return Wait<absl::StatusOr<SharedFilesIo::Loaded>>(
+  absl::StatusOr<LoadedCheckpoint> Load(Node& node, const std::string& tag, int64_t sequence) {
+    return Wait<absl::StatusOr<LoadedCheckpoint>>(
         node, [&](auto done) { node.io->LoadCheckpoint(tag, sequence, std::move(done)); });
   }
   absl::StatusOr<std::shared_ptr<CheckpointReader>> OpenCheckpoint(Node& node, const std::string& tag,

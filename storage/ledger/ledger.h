@@ -76,9 +76,6 @@ class Ledger {
   virtual void AdmitAdopted(int64_t above, int64_t below, int64_t more,
                             Answer<absl::StatusOr<int64_t>> answer) = 0;
 
-  // Asked when every part is durable. OK: this daemon publishes.
-  virtual void Commit(int64_t sequence, Answer<absl::Status> answer) = 0;
-
   struct ResumeChoice {
     std::string tag;
     int64_t sequence = 0;  // 0: nothing to resume from.

@@ -301,8 +301,6 @@ void LocalLedger::AdmitAdopted(int64_t above, int64_t below, int64_t more,
   });
 }
 
-void LocalLedger::Commit(int64_t, Answer<absl::Status> answer) { answer(absl::OkStatus()); }
-
 std::optional<Ledger::ResumeChoice> LocalLedger::Decided(int64_t attempt) const {
   const Launch* launch = Find(attempt);
   if (launch == nullptr || !launch->resume_decided() || deciding_.contains(attempt)) return std::nullopt;

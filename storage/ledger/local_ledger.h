@@ -36,7 +36,6 @@ class LocalLedger : public Ledger {
   void CloseAttempts(int64_t through) { closed_through_ = through; }
   void AdmitAdopted(int64_t above, int64_t below, int64_t more,
                     Answer<absl::StatusOr<int64_t>> answer) override;
-  void Commit(int64_t sequence, Answer<absl::Status> answer) override;
   void DecideResume(int64_t attempt, const ResumeChoice& newest,
                     Answer<absl::StatusOr<ResumeChoice>> answer) override;
   void DecidedResume(int64_t attempt, Answer<absl::StatusOr<std::optional<ResumeChoice>>> answer) override;

@@ -195,7 +195,8 @@ class NodesRunContract : public ::testing::TestWithParam<EtcdKind> {
     return hooks;
   }
   void OnChanged(Node& node, const SaveId& save, const Decision& decision) {
-    static const char* const kNames[] = {"PROPOSED", "ADMITTED", "SEALED", "COMMITTED", "ENDED", "UNKNOWN"};
+    static const char* const kNames[] = {"PROPOSED",  "ADMITTED", "SEALED", "PUBLISHING",
+                                         "COMMITTED", "ENDED",    "UNKNOWN"};
     std::string text = kNames[decision.phase];
     if (decision.phase == Decision::kEnded) absl::StrAppend(&text, " ", ReasonOf(decision.end));
     node.heard[save.tag].push_back(text);
@@ -447,7 +448,7 @@ TEST_P(NodesRunContract, EachNodeHearsEveryStepOfASaveOnce) {
     EXPECT_THAT(node.heard.at("step_1"), ::testing::Not(Contains("RELEASED")));
   }
   EXPECT_THAT(root_.published, ElementsAre("step_1 1"));
-  const auto loaded = Ask<absl::StatusOr<SharedFilesIo::Loaded>>(
+  const auto loaded = Ask<absl::StatusOr<LoadedCheckpoint>>(
       [&](auto done) { all_[2].run->LoadCheckpoint("step_1", 1, std::move(done)); });
   EXPECT_TRUE(loaded.ok()) << loaded.status();
 }
@@ -462,6 +463,43 @@ TEST_P(NodesRunContract, FailureOfOneNodeEndsTheSaveOnAll) {
   for (const Node& node : all_) EXPECT_THAT(node.heard.at("step_1"), Contains("RELEASED").Times(1));
   for (Node& node : all_) node.writes = true;
   SaveAll("step_2");
+}
+
+TEST_P(NodesRunContract, NodeMayEndWhatItHasMadeDurableUntilThatIsBeingPublished) {
+  Node& node = Other();
+  for (Node& each : all_) each.writes = &each == &node;
+  BeginAll("step_1");
+  RunUntilAllHeard("step_1", "SEALED");
+  RunUntil([&] { return node.run->WaitsFor(Id("step_1")) == "the files of all nodes, or an older save"; });
+  RunFor(seconds(1));
+  node.run->Fail(Id("step_1"), MakeError(absl::StatusCode::kAborted, "SAVE_ABORTED", "rank 0 aborted it"));
+  RunUntilAllHeard("step_1", "ENDED SAVE_ABORTED");
+  EXPECT_THAT(root_.published, ElementsAre());
+}
+
+TEST_P(NodesRunContract, WhatIsBeingPublishedIsEndedByNoNode) {
+  Node& coordinator = *Coordinator();
+  Node& node = Other();
+  for (Node& each : all_) each.writes = &each == &node;
+  BeginAll("step_1", 1, seconds(10));
+  RunUntilAllHeard("step_1", "SEALED");
+  RunFor(seconds(30));  // Its admission deadline is long over.
+  root_.before = [&coordinator](const std::string& what) {
+    if (what == "Publish") coordinator.pause.Begin();
+    return what != "Publish";
+  };
+  for (Node& each : all_) each.run->Durable(Id("step_1"), "of " + each.name);
+  RunUntil([&] { return Heard(node, "step_1", "PUBLISHING"); });
+  node.run->Fail(Id("step_1"), MakeError(absl::StatusCode::kAborted, "SAVE_ABORTED", "rank 0 aborted it"));
+  RegisterAnew(node);
+  node.run->OnTick();  // Etcd has not answered yet.
+  RunFor(seconds(1));
+  root_.before = nullptr;
+  coordinator.pause.End();
+  RunUntilAllHeard("step_1", "COMMITTED");
+  EXPECT_THAT(node.heard.at("step_1"), Contains("PUBLISHING").Times(1));
+  EXPECT_TRUE(node.failed.ok()) << node.failed;
+  EXPECT_THAT(node.heard.at("step_1"), ::testing::Not(Contains("RELEASED")));
 }
 
 TEST_P(NodesRunContract, AnotherNodeGoesOnWhenTheCoordinatorDies) {
@@ -1898,7 +1936,7 @@ TEST_P(NodesRunContract, WhatOneNodeFindsDamagedNoNodeResumesFrom) {
     EXPECT_THAT(node.damage, ElementsAre("2 chunk 3")) << node.name;
     EXPECT_EQ(Shown(node, 2), "chunk 3") << node.name;
     EXPECT_EQ(Shown(node, 1), "") << node.name;
-    const auto loaded = Ask<absl::StatusOr<SharedFilesIo::Loaded>>(
+    const auto loaded = Ask<absl::StatusOr<LoadedCheckpoint>>(
         [&](auto done) { node.run->LoadCheckpoint("step_2", 2, std::move(done)); });
     ASSERT_TRUE(loaded.ok()) << loaded.status();
     EXPECT_TRUE(loaded->checkpoint.damage.has_value()) << node.name;

@@ -167,10 +167,23 @@ TEST_P(SavePublicationContract, NodeWhosePartHasFailedEndsTheSaveForAll) {
   EXPECT_EQ(Settle(save), "ENDED NO_SPACE of node2, ranks 1");
   Sealed(second_, durable);
   SpanningSaves::Durable(second_, durable, "digest");
+  Daemon ended = std::move(second_);
+  second_ = Start("node2");
   EXPECT_EQ(Failed(second_, durable, "IO_ERROR"), "ADMITTED");
-  EXPECT_EQ(Settle(durable), "ADMITTED") << "its part was durable before";
+  EXPECT_EQ(Settle(durable), "ADMITTED") << "its predecessor's part is durable";
   EXPECT_EQ(Failed(first_, durable, "IO_ERROR"), "ADMITTED") << "what it had not sealed";
   EXPECT_EQ(Settle(durable), "ENDED IO_ERROR of node1, ranks 0");
+}
+
+TEST_P(SavePublicationContract, NodeEndsWhatItHasMadeDurableUntilThatIsBeingPublished) {
+  const SharedSave aborted = Durable("step_1"), published = Durable("step_2");
+  EXPECT_EQ(Failed(second_, aborted, "SAVE_ABORTED"), "ADMITTED");
+  EXPECT_EQ(Publish(aborted), "the files of nodes node2") << "before the save has ended";
+  EXPECT_EQ(Settle(aborted), "ENDED SAVE_ABORTED of node2, ranks 1");
+  EXPECT_EQ(Publish(aborted), "ENDED SAVE_ABORTED of node2, ranks 1");
+  EXPECT_EQ(Publish(published), "PUBLISHING");
+  EXPECT_EQ(Failed(second_, published, "SAVE_ABORTED"), "PUBLISHING");
+  EXPECT_EQ(Settle(published), "PUBLISHING");
 }
 
 // ---- a node is lost

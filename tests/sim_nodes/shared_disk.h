@@ -214,7 +214,7 @@ class SimSharedFiles : public SharedFilesIo {
   void Discard(InflightId64 id, Callback<absl::Status> done) override;
 
   void LoadCheckpoint(const std::string& tag, int64_t sequence,
-                      Callback<absl::StatusOr<Loaded>> done) override;
+                      Callback<absl::StatusOr<LoadedCheckpoint>> done) override;
   void OpenCheckpoint(std::string tag, int64_t sequence,
                       Callback<absl::StatusOr<std::shared_ptr<CheckpointReader>>> done) override;
   void SetDamage(std::string tag, int64_t sequence, std::optional<storage::v1::Damage> damage,

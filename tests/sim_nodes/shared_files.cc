@@ -257,16 +257,17 @@ void SimSharedFiles::Discard(InflightId64 id, Callback<absl::Status> done) {
 
 // The real one looks again for as long as names may be old, and a little longer.
 void SimSharedFiles::LoadCheckpoint(const std::string& tag, int64_t sequence,
-                                    Callback<absl::StatusOr<Loaded>> done) {
+                                    Callback<absl::StatusOr<LoadedCheckpoint>> done) {
   Duration latency = disk_.Latency(microseconds(200), milliseconds(5));
   if (disk_.Hits(disk_.faults_.stale)) latency += disk_.random_.Spread(milliseconds(100), kStaleness);
-  Ask<absl::StatusOr<Loaded>>(latency, std::move(done), [this, tag, sequence]() -> absl::StatusOr<Loaded> {
-    if (disk_.Hits(disk_.faults_.open)) return ErrnoError(EIO, "reading the manifest");
-    const auto found = disk_.names_.tags.find(tag);
-    if (found == disk_.names_.tags.end() || found->second->summary.sequence() != sequence)
-      return NoCheckpoint(tag);
-    return Loaded{Describe(*found->second), UpdatePointers(disk_.names_)};
-  });
+  Ask<absl::StatusOr<LoadedCheckpoint>>(
+      latency, std::move(done), [this, tag, sequence]() -> absl::StatusOr<LoadedCheckpoint> {
+        if (disk_.Hits(disk_.faults_.open)) return ErrnoError(EIO, "reading the manifest");
+        const auto found = disk_.names_.tags.find(tag);
+        if (found == disk_.names_.tags.end() || found->second->summary.sequence() != sequence)
+          return NoCheckpoint(tag);
+        return LoadedCheckpoint{Describe(*found->second), UpdatePointers(disk_.names_)};
+      });
 }
 
 void SimSharedFiles::OpenCheckpoint(std::string tag, int64_t sequence,

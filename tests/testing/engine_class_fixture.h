@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -18,6 +19,7 @@
 #include "daemon/engine/run/save.h"
 #include "daemon/engine/run/save_table.h"
 #include "daemon/engine/seams/engine_types.h"
+#include "daemon/engine/seams/save_id.h"
 #include "daemon/memory/segment_pool.h"
 #include "storage/base/clock.h"
 #include "storage/ledger/local_ledger.h"
@@ -52,7 +54,10 @@ class ClassTest : public ::testing::Test, protected EngineObserver {
           raw->SaveRunRecord(record, std::move(done));
         }));
     run->io = std::move(io);
-    run->authority = std::make_unique<LocalAuthority>(run.get());
+    run->authority = std::make_unique<LocalAuthority>(
+        run.get(), [this, run = run.get()](const SaveId& save, LocalAuthority::Decided decided) {
+          publish_(run, save, std::move(decided));
+        });
     for (int64_t sequence : sequences) Commit(run.get(), sequence);
     Run* added = run.get();
     runs_.emplace(run->name, std::move(run));
@@ -110,6 +115,9 @@ class ClassTest : public ::testing::Test, protected EngineObserver {
   void OnInfo(const std::string& message) override { infos_.push_back(message); }
   void OnRootOpened(const std::string&, const std::string&, const ProbeResult&) override {}
 
+  // A save is durable.
+  std::function<void(Run*, const SaveId&, LocalAuthority::Decided)> publish_ =
+      [](Run*, const SaveId&, const LocalAuthority::Decided&) {};
   FakeClock clock_;
   Inbox inbox_;
   FakeRootIo::Queue queue_;

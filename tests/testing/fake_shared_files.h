@@ -79,9 +79,9 @@ class FakeSharedFiles : public SharedFilesIo {
     Say(std::move(done), absl::OkStatus());
   }
   void LoadCheckpoint(const std::string& tag, int64_t sequence,
-                      ckptd::Callback<absl::StatusOr<Loaded>> done) override {
-    if (!Has(tag, sequence)) return Say<absl::StatusOr<Loaded>>(std::move(done), NoCheckpoint(tag));
-    Say<absl::StatusOr<Loaded>>(std::move(done), Loaded{CheckpointOf(tag, sequence), {}});
+                      ckptd::Callback<absl::StatusOr<LoadedCheckpoint>> done) override {
+    if (!Has(tag, sequence)) return Say<absl::StatusOr<LoadedCheckpoint>>(std::move(done), NoCheckpoint(tag));
+    Say<absl::StatusOr<LoadedCheckpoint>>(std::move(done), LoadedCheckpoint{CheckpointOf(tag, sequence), {}});
   }
   void OpenCheckpoint(std::string tag, int64_t sequence,
                       ckptd::Callback<absl::StatusOr<std::shared_ptr<CheckpointReader>>> done) override {

@@ -42,7 +42,7 @@ class FakeSharedRun : public SharedRun {
   storage::v1::Damage damage;  // Of the last MarkDamaged.
   std::vector<Callback<absl::StatusOr<Settled>>> settlings;
   std::vector<Callback<absl::StatusOr<std::string>>> parts;
-  std::vector<Callback<absl::StatusOr<SharedFilesIo::Loaded>>> loads;
+  std::vector<Callback<absl::StatusOr<LoadedCheckpoint>>> loads;
   std::vector<storage::v1::PartRecord> records;  // Of the last FinishPart.
 
   // Whether what is decided of a resume is answered by AnswerLate, as it was when it was asked.
@@ -88,7 +88,6 @@ class FakeSharedRun : public SharedRun {
   void Durable(const SaveId& save, const std::string& digest) override {
     calls.push_back("Durable " + save.tag + " " + digest);
   }
-  std::string WaitsFor(const SaveId&) const override { return "node b"; }
   void OpenPart(InflightId64 id, const std::string& tag, int64_t sequence, const std::string& inflight,
                 int64_t, Callback<absl::Status> done) override {
     calls.push_back("OpenPart " + tag + " " + inflight);
@@ -102,7 +101,7 @@ class FakeSharedRun : public SharedRun {
     parts.push_back(std::move(done));
   }
   void LoadCheckpoint(const std::string& tag, int64_t sequence,
-                      Callback<absl::StatusOr<SharedFilesIo::Loaded>> done) override {
+                      Callback<absl::StatusOr<LoadedCheckpoint>> done) override {
     calls.push_back(absl::StrCat("LoadCheckpoint ", tag, " ", sequence));
     loads.push_back(std::move(done));
   }

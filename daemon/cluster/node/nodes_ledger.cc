@@ -276,7 +276,6 @@ void NodesLedger::AgreeResume(int64_t attempt, int64_t sequence, Answer<absl::St
 // ---- what SharedRun decides
 
 void NodesLedger::Admit(int64_t, Answer<absl::StatusOr<int64_t>> answer) { answer(NotAsked("Admit")); }
-void NodesLedger::Commit(int64_t, Answer<absl::Status> answer) { answer(NotAsked("Commit")); }
 
 void NodesLedger::AdmitAdopted(int64_t, int64_t, int64_t, Answer<absl::StatusOr<int64_t>> answer) {
   answer(MakeError(absl::StatusCode::kUnimplemented, reason::kSharedRootUnsupported,

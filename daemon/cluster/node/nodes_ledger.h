@@ -69,7 +69,6 @@ class NodesLedger : public Ledger {
   void RaiseSequence(int64_t) override {}
   // Likewise.
   void RaiseAttempt(int64_t) override {}
-  void Commit(int64_t sequence, Answer<absl::Status> answer) override;
   // SHARED_ROOT_UNSUPPORTED.
   void AdmitAdopted(int64_t above, int64_t below, int64_t more,
                     Answer<absl::StatusOr<int64_t>> answer) override;

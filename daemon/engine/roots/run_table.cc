@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <chrono>
+#include <functional>
 
 #include "absl/strings/str_cat.h"
-#include "daemon/engine/run/local_authority.h"
 #include "daemon/engine/seams/validate.h"
 #include "storage/base/errors.h"
 #include "storage/base/reasons.h"
@@ -138,7 +138,8 @@ void RunTable::Create(SessionId session, const std::string& name, RootAttachment
   run->io = std::move(access->io);
   run->shared = access->shared.get();
   run->authority = std::move(access->shared);
-  if (run->authority == nullptr) run->authority = std::make_unique<LocalAuthority>(run);
+  if (run->authority == nullptr)
+    run->authority = std::make_unique<LocalAuthority>(run, std::bind_front(hooks_.publish, run));
   runs_.emplace(name, std::move(owned));
   State& state = states_.Of(run);
   state.opener = attachment.uid;

@@ -17,11 +17,13 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "ckptd/v1/types.pb.h"
+#include "daemon/engine/run/local_authority.h"
 #include "daemon/engine/run/run.h"
 #include "daemon/engine/run/run_states.h"
 #include "daemon/engine/run/session_table.h"
 #include "daemon/engine/seams/engine_types.h"
 #include "daemon/engine/seams/root_io.h"
+#include "daemon/engine/seams/save_id.h"
 #include "storage/base/clock.h"
 
 namespace ckptd {
@@ -40,6 +42,8 @@ class RunTable {
     int file_systems_per_uid = 0;
   };
   struct Hooks {
+    // As LocalAuthority::Publish, for this run.
+    std::function<void(Run*, const SaveId&, LocalAuthority::Decided)> publish;
     // RootIo::Open is about to be called.
     std::function<void(Run*)> opening;
     // The root was opened: what it holds becomes the run's. May correct Run::uid.

@@ -50,7 +50,8 @@ class RunTableTest : public ClassTest {
                   &clock_,
                   this,
                   &sessions_,
-                  {.opening = [](Run*) {},
+                  {.publish = [](Run*, const SaveId&, const LocalAuthority::Decided&) {},
+                   .opening = [](Run*) {},
                    .load =
                        [](Run* run, RootSnapshot snapshot) {
                          if (snapshot.run_record.format_version() != 0)

@@ -4,22 +4,33 @@
 #define CKPTD_DAEMON_ENGINE_RUN_LOCAL_AUTHORITY_H_
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "ckptd/storage/v1/storage.pb.h"
 #include "daemon/engine/run/run.h"
 #include "daemon/engine/seams/authority.h"
+#include "daemon/engine/seams/root_io.h"
 
 namespace ckptd {
 
-// The hooks run within the call that asks. Hooks that report what other nodes do never run: checkpoints that
-// they remove or find damaged, their coordinator, a registration.
+// The hooks run within the call that asks, but for those that report a publication. Hooks that report what
+// other nodes do never run: checkpoints that they remove or find damaged, their coordinator, a registration.
 class LocalAuthority : public Authority {
  public:
-  explicit LocalAuthority(Run* run) : run_(run) {}  // Owned by `run`.
+  // Publishes a save that is durable, and says what is decided: kPublishing, kSealed if nothing was published
+  // and it is tried again, and at last kCommitted with the checkpoint, kEnded or kUnknown. Before kPublishing
+  // the save may end without this.
+  using Decided = std::function<void(const Decision&, LoadedCheckpoint)>;
+  using Publish = std::function<void(const SaveId&, Decided)>;
+
+  // Owned by `run`.
+  LocalAuthority(Run* run, Publish publish) : run_(run), publish_(std::move(publish)) {}
 
   void Start(Hooks hooks) override { hooks_ = std::move(hooks); }
   void OnTick() override {}
@@ -33,10 +44,21 @@ class LocalAuthority : public Authority {
   void Fail(const SaveId& save, const absl::Status& why) override;
   void OpenPart(InflightId64 id, const std::string& tag, int64_t sequence, const std::string& inflight,
                 int64_t manifest_bytes, Callback<absl::Status> done) override;
+  // The record of each rank is durable already.
+  void FinishPart(InflightId64, std::vector<storage::v1::PartRecord>,
+                  Callback<absl::StatusOr<std::string>> done) override {
+    done("");
+  }
+  void Durable(const SaveId& save, const std::string& digest) override;
+  void LoadCheckpoint(const std::string& tag, int64_t sequence,
+                      Callback<absl::StatusOr<LoadedCheckpoint>> done) override;
+  bool next_daemon_continues() const override { return true; }
 
  private:
   Run* const run_;
+  const Publish publish_;
   Hooks hooks_;
+  LoadedCheckpoint published_;  // Of the kCommitted that is being reported.
 };
 
 }  // namespace ckptd

@@ -80,14 +80,22 @@ struct Waiter {
 // For how long a save with SKIP waits for what is no room: an answer of the file system, or of the ledger.
 inline constexpr Duration kLongestSilenceForSkip = std::chrono::seconds(3);
 
+// What becomes of the files of this node's part.
+enum class PartFiles {
+  kNone,        // Authority::OpenPart was not called, or has changed nothing.
+  kOpening,     // It has not called back yet.
+  kOpen,        // They may be written.
+  kFinishing,   // Authority::FinishPart has not called back yet.
+  kDiscarding,  // RootIo::Discard has not called back yet.
+};
+
 // This node's part of a save, as the run's authority knows it.
 struct MemberPart {
   std::vector<int> ranks = {};  // Those of this node, in order; empty: all.
   bool promised = false;        // Other nodes count on the memory of this node's ranks.
   bool released = false;        // They do so no longer.
   std::string inflight = {};    // Of a shared run, once all nodes have room: the directory of its files.
-  bool finishing = false;       // SharedRun::FinishPart has not called back yet.
-  bool loading = false;         // It is a checkpoint, and SharedRun::LoadCheckpoint has not called back yet.
+  PartFiles files = PartFiles::kNone;
 };
 
 // A checkpoint on its way to disk.
@@ -113,11 +121,8 @@ struct Save {
   int64_t list_bytes = 0;         // Size of the list of files in the manifest.
   ReservationId reservation = 0;  // 0: the save holds no memory.
   int64_t disk_reserved = 0;
-  bool inflight_asked = false, inflight_made = false;  // The in-flight directory.
-  std::optional<Instant> writes_held_until;            // Set at the first seal, if other ranks still copy.
-  int publish_tries = 0;                               // Publishes that failed with a retryable error.
-  std::optional<Instant> publish_again_at;             // The next try after such a failure.
-  std::optional<storage::v1::SealedSave> kept;         // The entry in the seal journal, without its parts.
+  std::optional<Instant> writes_held_until;     // Set at the first seal, if other ranks still copy.
+  std::optional<storage::v1::SealedSave> kept;  // The entry in the seal journal, without its parts.
   std::shared_ptr<std::atomic<int64_t>> written = std::make_shared<std::atomic<int64_t>>(0);
 
   Instant begun_at, admitted_at, sealed_at, written_at;

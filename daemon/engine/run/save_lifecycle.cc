@@ -19,17 +19,23 @@ void SaveLifecycle::Sealed() {
   level_ = v1::SEALED;
 }
 
-void SaveLifecycle::Written() { Move(SavePhase::kAdmitted, SavePhase::kPublishing); }
-void SaveLifecycle::NotPublished() { Move(SavePhase::kPublishing, SavePhase::kAdmitted); }
+void SaveLifecycle::Written() { Move(SavePhase::kAdmitted, SavePhase::kWritten); }
+
+void SaveLifecycle::Publishing() {
+  if (phase_ == SavePhase::kWritten) phase_ = SavePhase::kPublishing;
+}
+
+void SaveLifecycle::Postponed() {
+  if (phase_ == SavePhase::kPublishing) phase_ = SavePhase::kWritten;
+}
 
 void SaveLifecycle::Committed() {
   assert(phase_ <= SavePhase::kGivingUp);
-  phase_ = SavePhase::kPublishing;
+  phase_ = SavePhase::kLoading;
 }
 
 bool SaveLifecycle::GiveUp() {
-  assert(phase_ <= SavePhase::kGivingUp);
-  if (phase_ == SavePhase::kGivingUp) return false;
+  if (phase_ > SavePhase::kWritten) return false;
   phase_ = SavePhase::kGivingUp;
   return true;
 }

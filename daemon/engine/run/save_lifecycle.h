@@ -6,10 +6,11 @@
 //   kGathering        SizesKnown      kQueued       all ranks of this node have begun
 //   kQueued           Promised        kAccepted     this node has reserved memory and disk
 //   kAccepted         Admitted        kAdmitted     every node has
-//   kAdmitted         Written         kPublishing   the parts of this node are on disk
-//   kPublishing       NotPublished    kAdmitted     one node: nothing was changed; it is tried again, or fails
-//   .. kGivingUp      Committed       kPublishing   several nodes: the coordinator has published it
-//   .. kPublishing    GiveUp          kGivingUp     this node has asked the authority to end it
+//   kAdmitted         Written         kWritten      the part of this node is durable
+//   kWritten          Publishing      kPublishing   the authority has decided to publish it
+//   kPublishing       Postponed       kWritten      nothing was published; the authority tries it again later
+//   .. kGivingUp      Committed       kLoading      it is a checkpoint
+//   .. kWritten       GiveUp          kGivingUp     this node has asked the authority to end it
 //   .. kGivingUp      Fail            kFailing      the authority has ended it: it will be no checkpoint
 //   .. kFailing       End             kEnded
 //
@@ -30,8 +31,10 @@ enum class SavePhase : uint8_t {
   kQueued,     // Waits in the admission queue for memory and disk.
   kAccepted,   // This node has promised its memory, and waits for the other nodes, if there are any.
   kAdmitted,   // Has memory and disk; ranks fill and seal their parts, and the parts are written.
+  kWritten,    // This node's part is durable. The save may still be ended.
   kPublishing,
   kGivingUp,  // This node has asked the authority of the run to end it; the authority decides how it ends.
+  kLoading,   // It is a checkpoint, and is read.
   kFailing,   // Will end; waits until no I/O refers to it and its directory is out of the way.
   kEnded,
 };
@@ -52,9 +55,12 @@ class SaveLifecycle {
   void Admitted();
   void Sealed();
   void Written();
-  void NotPublished();
+  // No-op in other phases than kWritten: the end follows all the same.
+  void Publishing();
+  // No-op in other phases than kPublishing.
+  void Postponed();
   void Committed();
-  // False: the authority was told before.
+  // False: the authority was told before, or does not end it any more.
   bool GiveUp();
   // False: it fails already, or has ended.
   bool Fail(v1::Level end_level);

@@ -7,9 +7,9 @@
 namespace ckptd {
 namespace {
 
-constexpr SavePhase kBeforeTheEnd[] = {SavePhase::kTarget,   SavePhase::kGathering, SavePhase::kQueued,
-                                       SavePhase::kAccepted, SavePhase::kAdmitted,  SavePhase::kPublishing,
-                                       SavePhase::kGivingUp};
+constexpr SavePhase kBeforeTheEnd[] = {SavePhase::kTarget,     SavePhase::kGathering, SavePhase::kQueued,
+                                       SavePhase::kAccepted,   SavePhase::kAdmitted,  SavePhase::kWritten,
+                                       SavePhase::kPublishing, SavePhase::kGivingUp};
 
 TEST(SaveLifecycleTest, ASaveOfOneNodeBecomesACheckpoint) {
   SaveLifecycle life;
@@ -25,10 +25,14 @@ TEST(SaveLifecycleTest, ASaveOfOneNodeBecomesACheckpoint) {
   life.Sealed();
   EXPECT_EQ(life.level(), v1::SEALED);
   life.Written();
+  EXPECT_EQ(life.phase(), SavePhase::kWritten);
+  life.Publishing();
   EXPECT_EQ(life.phase(), SavePhase::kPublishing);
-  life.NotPublished();
-  EXPECT_EQ(life.phase(), SavePhase::kAdmitted) << "it is tried again";
-  life.Written();
+  life.Postponed();
+  EXPECT_EQ(life.phase(), SavePhase::kWritten) << "it is tried again";
+  life.Publishing();
+  life.Committed();
+  EXPECT_EQ(life.phase(), SavePhase::kLoading);
   life.End(v1::COMMITTED);
   EXPECT_EQ(life.phase(), SavePhase::kEnded);
   EXPECT_EQ(life.level(), v1::COMMITTED);
@@ -39,8 +43,19 @@ TEST(SaveLifecycleTest, ANodeMayWriteItsPartBeforeAnotherNodeHasSealed) {
   life.Admitted();
   life.Written();
   life.Sealed();
-  EXPECT_EQ(life.phase(), SavePhase::kPublishing);
+  EXPECT_EQ(life.phase(), SavePhase::kWritten);
   EXPECT_EQ(life.level(), v1::SEALED);
+}
+
+TEST(SaveLifecycleTest, OnlyADurablePartIsPublishedAndOnlyAPublicationIsPostponed) {
+  for (const SavePhase phase : kBeforeTheEnd) {
+    SaveLifecycle life(phase, v1::SEALED);
+    life.Publishing();
+    EXPECT_EQ(life.phase(), phase == SavePhase::kWritten ? SavePhase::kPublishing : phase);
+    SaveLifecycle other(phase, v1::SEALED);
+    other.Postponed();
+    EXPECT_EQ(other.phase(), phase == SavePhase::kPublishing ? SavePhase::kWritten : phase);
+  }
 }
 
 TEST(SaveLifecycleTest, WhatTheOtherNodesHaveDecidedCountsInEachPhase) {
@@ -49,16 +64,17 @@ TEST(SaveLifecycleTest, WhatTheOtherNodesHaveDecidedCountsInEachPhase) {
     life.Sealed();
     EXPECT_EQ(life.phase(), phase);
     life.Committed();
-    EXPECT_EQ(life.phase(), SavePhase::kPublishing);
+    EXPECT_EQ(life.phase(), SavePhase::kLoading);
+    EXPECT_FALSE(life.GiveUp());
   }
 }
 
-TEST(SaveLifecycleTest, TheAuthorityIsToldOnceThatASaveFails) {
+TEST(SaveLifecycleTest, TheAuthorityIsToldOnceThatASaveFailsAndNotOfOneThatIsBeingPublished) {
   for (const SavePhase phase : kBeforeTheEnd) {
     SaveLifecycle life(phase, v1::OPEN);
-    EXPECT_EQ(life.GiveUp(), phase != SavePhase::kGivingUp);
+    EXPECT_EQ(life.GiveUp(), phase <= SavePhase::kWritten);
     EXPECT_FALSE(life.GiveUp());
-    EXPECT_EQ(life.phase(), SavePhase::kGivingUp);
+    EXPECT_EQ(life.phase(), phase == SavePhase::kPublishing ? phase : SavePhase::kGivingUp);
   }
 }
 

@@ -22,9 +22,7 @@ absl::Status TrainersEnded(const SaveId& id) {
 
 // Whether an earlier daemon of this node had its part, which has gone with it.
 bool HasNoPart(const Save& save) {
-  if (save.phase() == SavePhase::kAdmitted || save.phase() == SavePhase::kPublishing ||
-      save.phase() == SavePhase::kGivingUp)
-    return false;
+  if (save.phase() >= SavePhase::kAdmitted) return false;
   const std::vector<int> ranks = save.RanksHere();
   return std::any_of(ranks.begin(), ranks.end(), [&save](int rank) { return save.Contributes(rank); });
 }
@@ -94,34 +92,6 @@ void SaveDriver::OnGivingUp(Save* save, const absl::Status& why) {
   save->run->authority->Fail(save->key, why);
 }
 
-void SaveDriver::OnPartWritten(Save* save) {
-  if (save->phase() != SavePhase::kAdmitted || save->node.finishing) return;
-  std::vector<storage::v1::PartRecord> records;
-  for (int rank : save->RanksHere()) {
-    const Part* part = save->FindPart(rank);
-    if (part == nullptr || !part->durable) return;
-    records.push_back(part->record);
-  }
-  save->node.finishing = true;
-  save->run->shared->FinishPart(
-      save->id, std::move(records),
-      [this, id = save->id](const absl::StatusOr<std::string>& digest) { OnFinished(id, digest); });
-}
-
-void SaveDriver::OnFinished(int64_t save_id, const absl::StatusOr<std::string>& digest) {
-  Save* save = saves_->Find(save_id);
-  if (save == nullptr) return;
-  save->node.finishing = false;
-  if (save->phase() == SavePhase::kFailing) return hooks_.continue_failing(save);
-  if (!digest.ok())
-    return hooks_.fail(
-        save, Annotate(digest.status(), absl::StrCat("writing this node's record of its part of ",
-                                                     save->key.tag, " in the root ", save->run->path)));
-  if (save->phase() != SavePhase::kAdmitted) return;  // It is given up.
-  save->life.Written();
-  save->run->shared->Durable(save->key, *digest);
-}
-
 // ---- all nodes
 
 void SaveDriver::OnChanged(Run* run, const SaveId& id, const Decision& decision) {
@@ -138,8 +108,10 @@ void SaveDriver::OnChanged(Run* run, const SaveId& id, const Decision& decision)
     case Decision::kAdmitted:
       return OnAdmitted(save, decision);
     case Decision::kSealed:
+    case Decision::kPublishing:
       if (HasNoPart(*save)) return hooks_.fail(save, MemoryGone(save->key));
-      return OnSealedEverywhere(save);
+      OnSealedEverywhere(save);
+      return decision.phase == Decision::kSealed ? save->life.Postponed() : save->life.Publishing();
     case Decision::kCommitted:
       return OnCommitted(save);
     case Decision::kUnknown:
@@ -164,9 +136,7 @@ Save* SaveDriver::BeginHere(Run* run, const SaveId& id, const Decision& decision
 }
 
 void SaveDriver::OnAdmitted(Save* save, const Decision& decision) {
-  if (save->phase() == SavePhase::kAdmitted || save->phase() == SavePhase::kPublishing ||
-      save->phase() == SavePhase::kGivingUp)
-    return;
+  if (save->phase() >= SavePhase::kAdmitted) return;
   if (save->phase() != SavePhase::kAccepted) return hooks_.fail(save, MemoryGone(save->key));
   save->node.inflight = decision.inflight;
   save->life.Admitted();
@@ -181,16 +151,15 @@ void SaveDriver::OnSealedEverywhere(Save* save) {
 
 // Also for a save that this node has asked to end: the publication was decided before that request.
 void SaveDriver::OnCommitted(Save* save) {
+  if (save->phase() == SavePhase::kLoading) return;
   OnSealedEverywhere(save);
   save->life.Committed();
-  if (std::exchange(save->node.loading, true)) return;
-  save->run->shared->LoadCheckpoint(save->key.tag, save->sequence,
-                                    [this, id = save->id](absl::StatusOr<SharedFilesIo::Loaded> loaded) {
-                                      OnLoaded(id, std::move(loaded));
-                                    });
+  save->run->authority->LoadCheckpoint(
+      save->key.tag, save->sequence,
+      [this, id = save->id](absl::StatusOr<LoadedCheckpoint> loaded) { OnLoaded(id, std::move(loaded)); });
 }
 
-void SaveDriver::OnLoaded(int64_t save_id, absl::StatusOr<SharedFilesIo::Loaded> loaded) {
+void SaveDriver::OnLoaded(int64_t save_id, absl::StatusOr<LoadedCheckpoint> loaded) {
   Save* save = saves_->Find(save_id);
   if (save == nullptr) return;
   if (loaded.ok()) return hooks_.committed(save, std::move(loaded->checkpoint), std::move(loaded->pointers));

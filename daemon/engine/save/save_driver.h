@@ -5,11 +5,11 @@
 //   AdmissionQueue   has room for a save     -> Accept      kAdmitted   -> the ranks get their memory
 //   SaveTracker      its ranks have sealed   -> Sealed      kSealed     -> the save is SEALED
 //   any of them      it cannot go on         -> Fail        kEnded      -> the save fails for its ranks
-//   Publisher        its parts are on disk   -> Durable     kCommitted  -> the save is COMMITTED
+//   MemberFiles      its part is durable     -> Durable     kPublishing -> nobody ends it any more
+//                                                           kCommitted  -> the save is COMMITTED
 //
-// The last line is that of shared runs; Publisher publishes the saves of a run of one node. A save that this
-// node has told the others to end stays in the phase kGivingUp until they have. Sealed parts of a shared run
-// are not kept for the next daemon: a daemon that restarts loses them, and the other nodes end the save.
+// SaveIntake and MemberFiles tell the authority themselves. A save that this node has told the others to end
+// stays in the phase kGivingUp until they have.
 #ifndef CKPTD_DAEMON_ENGINE_SAVE_SAVE_DRIVER_H_
 #define CKPTD_DAEMON_ENGINE_SAVE_SAVE_DRIVER_H_
 
@@ -28,7 +28,6 @@
 #include "daemon/engine/seams/authority.h"
 #include "daemon/engine/seams/engine_types.h"
 #include "daemon/engine/seams/root_io.h"
-#include "daemon/engine/seams/shared_files_io.h"
 #include "storage/base/clock.h"
 
 namespace ckptd {
@@ -49,6 +48,7 @@ class SaveDriver {
     std::function<void(Save*, const absl::Status&)> fail;
     // The authority has ended the save.
     std::function<void(Save*, const absl::Status&)> ended;
+    // The other nodes have released the memory of a save that fails.
     std::function<void(Save*)> continue_failing;
     // Of Authority::Hooks.
     std::function<void(Run*, int64_t sequence)> removed;
@@ -65,7 +65,6 @@ class SaveDriver {
   // ---- what has happened on this node
   void OnAccepted(Save* save);  // Its memory and its disk space are reserved.
   void OnSealedHere(Save* save);
-  void OnPartWritten(Save* save);  // Of a shared run.
   void OnGivingUp(Save* save, const absl::Status& why);
 
  private:
@@ -78,8 +77,7 @@ class SaveDriver {
   void OnCommitted(Save* save);
   void OnEnded(Run* run, const SaveId& id, const absl::Status& why);
   void OnReleased(Run* run, const SaveId& id);
-  void OnFinished(int64_t save_id, const absl::StatusOr<std::string>& digest);
-  void OnLoaded(int64_t save_id, absl::StatusOr<SharedFilesIo::Loaded> loaded);
+  void OnLoaded(int64_t save_id, absl::StatusOr<LoadedCheckpoint> loaded);
 
   Clock* const clock_;
   EngineObserver* const observer_;

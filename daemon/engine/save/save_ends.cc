@@ -11,21 +11,13 @@
 namespace ckptd {
 namespace {
 
-bool HasAllParts(const Save& save) { return static_cast<int>(save.parts.size()) == save.world_size; }
-
-// Recovery may find the save complete on disk, now or when the writes under way have ended.
+// Whether recovery may publish the save although it has failed: it is complete on disk, now or when the
+// writes under way have ended.
 bool MayBePublishedByRecovery(const Save& save) {
-  for (const auto& [rank, part] : save.parts) {
-    if (!part.writing && !part.durable) return false;
-  }
-  return HasAllParts(save);
-}
-
-bool IsDurable(const Save& save) {
-  for (const auto& [rank, part] : save.parts) {
-    if (!part.durable) return false;
-  }
-  return HasAllParts(save);
+  const auto is_written = [](const auto& part) { return part.second.writing || part.second.durable; };
+  return save.run->authority->next_daemon_continues() &&
+         static_cast<int>(save.parts.size()) == save.world_size &&
+         std::all_of(save.parts.begin(), save.parts.end(), is_written);
 }
 
 // How a save ends that ends with this error.
@@ -76,7 +68,7 @@ SaveSummary SummaryOf(const Save& save, v1::Checkpoint checkpoint, Instant now) 
 // ---- failing
 
 void SaveTracker::Fail(Save* save, const absl::Status& error) {
-  if (save->phase() < SavePhase::kFailing && save->life.GiveUp()) hooks_.give_up(save, error);
+  if (save->life.GiveUp()) hooks_.give_up(save, error);
 }
 
 void SaveTracker::OnEnded(Save* save, const absl::Status& why) {
@@ -84,8 +76,7 @@ void SaveTracker::OnEnded(Save* save, const absl::Status& why) {
   save->error = why;
   streams_->RevokeAll(save);
   hooks_.failing(save);
-  // No daemon publishes what the nodes of a shared run have ended.
-  const bool recoverable = save->run->shared == nullptr && MayBePublishedByRecovery(*save);
+  const bool recoverable = MayBePublishedByRecovery(*save);
   FailReplies(save);
   if (!recoverable) {
     save->life.Reported();
@@ -118,12 +109,11 @@ void SaveTracker::ContinueFailing(Save* save) {
   for (const auto& [rank, part] : save->parts) {
     if (part.writing) return;
   }
-  if (save->node.finishing) return;
+  if (save->node.files == PartFiles::kFinishing) return;
   if (save->IsPromised()) return;  // Continues when it is released.
   TakeBackMemory(save);
-  if (save->inflight_asked && !save->inflight_made) return;  // Continues when the answer is there.
-  if (!save->inflight_made) return End(save, save->life.end_level());
-  Discard(save);
+  if (save->node.files == PartFiles::kNone) return End(save, save->life.end_level());
+  if (save->node.files == PartFiles::kOpen) Discard(save);  // Else it continues when the answer is there.
 }
 
 // A trainer that has not sealed may be in the middle of its copy, or wake up in it one day. So its segments
@@ -138,8 +128,7 @@ void SaveTracker::TakeBackMemory(Save* save) {
 }
 
 void SaveTracker::Discard(Save* save) {
-  save->inflight_made = false;
-  save->inflight_asked = true;
+  save->node.files = PartFiles::kDiscarding;
   save->run->io->Discard(save->id, [this, id = save->id](absl::Status discarded) {
     if (Save* failing = saves_->Find(id)) OnDiscarded(failing, discarded);
   });
@@ -148,7 +137,7 @@ void SaveTracker::Discard(Save* save) {
 void SaveTracker::OnDiscarded(Save* save, const absl::Status& discarded) {
   Run* run = save->run;
   if (ReasonOf(discarded) == reason::kRootReadOnly) {  // Again after the scan: it must not stay behind.
-    save->inflight_made = true;
+    save->node.files = PartFiles::kOpen;
     return scanner_->AwaitScan(run);
   }
   if (!discarded.ok()) {
@@ -157,7 +146,7 @@ void SaveTracker::OnDiscarded(Save* save, const absl::Status& discarded) {
     // The move may be half done. The scan finds out, and moves what is left.
     scanner_->Scan(run);
     // Recovery could publish it: neither COMMITTED nor FAILED is certain.
-    if (run->shared == nullptr && IsDurable(*save)) {
+    if (MayBePublishedByRecovery(*save)) {
       run->read_only = true;
       return End(save, v1::INDETERMINATE);
     }

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "daemon/engine/save/publisher.h"
+#include "daemon/engine/save/member_files.h"
 #include "storage/format/retention_record.h"
 
 namespace ckptd {

@@ -142,7 +142,7 @@ void SaveTracker::OnSealedEverywhere(Save* save) {
 }
 
 absl::Status SaveTracker::Abort(Save* save, const std::vector<int>& ranks, const std::string& message) {
-  if (save->phase() == SavePhase::kPublishing) {
+  if (save->phase() == SavePhase::kPublishing || save->phase() == SavePhase::kLoading) {
     return MakeError(
         absl::StatusCode::kFailedPrecondition, reason::kSealed,
         absl::StrCat("the save of ", save->key.tag, " is being published and can not be aborted"),

@@ -69,7 +69,7 @@ class SaveTracker {
   // Answers when the level is reached, the save has ended, or the deadline has passed.
   void Wait(Save* save, Waiter waiter);
 
-  // The save cannot become a checkpoint. No-op if it fails already.
+  // The save is not to become a checkpoint. No-op if it fails already, or is being published.
   void Fail(Save* save, const absl::Status& error);
   // The run's authority has ended the save: it is FAILED, SKIPPED or SUPERSEDED by the reason. No-op if it
   // fails already.

@@ -1,7 +1,9 @@
-// SaveTracker and Publisher together: from Seal to the end of a save, on a disk in memory.
+// SaveTracker, MemberFiles and Publisher together: from Seal to the end of a save, on a disk in memory.
 #include "daemon/engine/save/save_tracker.h"
 
+#include "daemon/engine/save/member_files.h"
 #include "daemon/engine/save/publisher.h"
+#include "daemon/engine/save/save_driver.h"
 #include "storage/base/errors.h"
 #include "storage/base/reasons.h"
 #include "tests/testing/engine_class_fixture.h"
@@ -15,13 +17,19 @@ using ::testing::SizeIs;
 
 class SaveTrackerTest : public ClassTest {
  protected:
+  SaveTrackerTest() { publish_ = std::bind_front(&Publisher::Publish, &publisher_); }
+  Run* AddRun(uid_t uid) {
+    Run* run = ClassTest::AddRun(uid);
+    driver_.Start(run);
+    return run;
+  }
   // A save with memory whose ranks may seal.
   Save* Admitted(Run* run, int world_size) {
     Save* save = AddSave(run, world_size, 100, SavePhase::kAdmitted);
     save->reservation = *pool_->Reserve({{0, world_size}});
     save->admission_deadline = save->commit_deadline = clock_.Now() + std::chrono::seconds(60);
     for (auto& [rank, part] : save->parts) part.granted = true;
-    publisher_.Start(save);
+    files_.Open(save);
     return save;
   }
   std::string Seal(Save* save, int rank, const std::string& suspect = "") {
@@ -53,6 +61,19 @@ class SaveTrackerTest : public ClassTest {
     return checkpoint;
   }
 
+  SaveDriver::Hooks DriverHooks() {
+    SaveDriver::Hooks hooks;
+    hooks.sealed = [this](Save* save) { tracker_.OnSealedEverywhere(save); };
+    hooks.committed = [this](Save* save, CommittedCheckpoint, PointerFiles) {
+      tracker_.End(save, v1::COMMITTED);
+    };
+    hooks.indeterminate = [this](Save* save, const absl::Status&) { tracker_.End(save, v1::INDETERMINATE); };
+    hooks.fail = [this](Save* save, const absl::Status& why) { tracker_.Fail(save, why); };
+    hooks.ended = [this](Save* save, const absl::Status& why) { tracker_.OnEnded(save, why); };
+    hooks.continue_failing = [this](Save* save) { tracker_.ContinueFailing(save); };
+    return hooks;
+  }
+
   std::vector<std::string> steps_;  // Hooks, in the order of their calls.
   std::vector<storage::v1::Outcome> outcomes_;
   ExpectedSizes sizes_;
@@ -60,7 +81,11 @@ class SaveTrackerTest : public ClassTest {
                        this,
                        {.written_bytes = [](const Run&) { return int64_t{0}; },
                         .load = [](Run* run, RootSnapshot, int64_t) { run->read_only = false; },
-                        .usable = [this](Run* run) { publisher_.OnScanned(run); }}};
+                        .usable =
+                            [this](Run* run) {
+                              files_.OnScanned(run);
+                              publisher_.OnScanned(run);
+                            }}};
   TrashCollector trash_{Duration::zero(),
                         &clock_,
                         this,
@@ -71,18 +96,15 @@ class SaveTrackerTest : public ClassTest {
       {.describe_save = [](const Save& save) { return Describe(save); },
        .describe_committed = [](const Run&, const CommittedCheckpoint&) { return v1::Checkpoint(); }}};
   WriteStreams streams_{&saves_};
-  Publisher publisher_{&clock_,
-                       this,
-                       &saves_,
-                       &sizes_,
-                       &scanner_,
-                       8 << 20,
-                       {.fail = [this](Save* save, absl::Status error) { tracker_.Fail(save, error); },
-                        .continue_failing = [this](Save* save) { tracker_.ContinueFailing(save); },
-                        .shared_part_written = [](Save*) {},
-                        .committed = [this](Save* save, CommittedCheckpoint,
-                                            PointerFiles) { tracker_.End(save, v1::COMMITTED); },
-                        .indeterminate = [this](Save* save) { tracker_.End(save, v1::INDETERMINATE); }}};
+  MemberFiles files_{&clock_,
+                     &saves_,
+                     &sizes_,
+                     &scanner_,
+                     8 << 20,
+                     {.fail = [this](Save* save, absl::Status error) { tracker_.Fail(save, error); },
+                      .continue_failing = [this](Save* save) { tracker_.ContinueFailing(save); }}};
+  Publisher publisher_{&clock_, this, &saves_, &scanner_, 8 << 20};
+  SaveDriver driver_{&clock_, this, &saves_, DriverHooks()};
   SaveTracker tracker_{
       &clock_,
       pool_.get(),
@@ -96,14 +118,18 @@ class SaveTrackerTest : public ClassTest {
       {.describe = [](const Save& save, v1::View) { return Describe(save); },
        .changed = [](const Save&) {},
        .all_sealed = [this](Save*) { steps_.push_back("all sealed"); },
-       .sealed_here = [this](Save* save) { tracker_.OnSealedEverywhere(save); },
-       .give_up = [this](Save* save, const absl::Status& why) { tracker_.OnEnded(save, why); },
-       .part_sealed = [this](Save* save) { publisher_.WriteSealedParts(save); },
+       .sealed_here = [this](Save* save) { driver_.OnSealedHere(save); },
+       .give_up = [this](Save* save, const absl::Status& why) { driver_.OnGivingUp(save, why); },
+       .part_sealed = [this](Save* save) { files_.WriteSealedParts(save); },
        .failing = [this](Save*) { steps_.push_back("failing"); },
        .releasing_memory = [this](Save*) { steps_.push_back("releasing memory"); },
        .memory_released = [this](const Save&) { steps_.push_back("memory released"); },
        .record = [this](Run*, const storage::v1::Outcome& outcome) { outcomes_.push_back(outcome); },
-       .ended = [this](Save*) { steps_.push_back("ended"); }}};
+       .ended =
+           [this](Save* save) {
+             steps_.push_back("ended");
+             publisher_.OnSaveEnded(*save);
+           }}};
 };
 
 TEST_F(SaveTrackerTest, OneSuspectPartMakesTheCheckpointSuspectAndDropsItsPointers) {
@@ -198,13 +224,88 @@ TEST_F(SaveTrackerTest, RetriesAPublishThatChangedNothing) {
   RunCallbacks();
   EXPECT_EQ(ios_[run]->calls["Publish"], 1);
   ios_[run]->publish_result = {PublishOutcome::kCommitted, absl::OkStatus()};
-  publisher_.OnTick(run, clock_.Now());
+  publisher_.OnTick(clock_.Now());
   RunCallbacks();
   EXPECT_EQ(ios_[run]->calls["Publish"], 1) << "not before the pause is over";
   clock_.Advance(std::chrono::seconds(1));
-  publisher_.OnTick(run, clock_.Now());
+  publisher_.OnTick(clock_.Now());
   RunCallbacks();
   EXPECT_EQ(*committed, v1::COMMITTED);
+}
+
+TEST_F(SaveTrackerTest, AWrittenSaveCanBeAbortedUntilItIsBeingPublished) {
+  Run* run = AddRun(1000);
+  Save* save = Admitted(run, 1);
+  run->scanning = true;  // So that it waits.
+  EXPECT_EQ(Seal(save, 0), "");
+  RunCallbacks();
+  EXPECT_EQ(save->phase(), SavePhase::kWritten);
+  const auto committed = Wait(save, v1::COMMITTED);
+  EXPECT_TRUE(tracker_.Abort(save, {0}, "enough").ok());
+  RunCallbacks();
+  EXPECT_EQ(*committed, v1::FAILED);
+  run->scanning = false;
+  publisher_.OnScanned(run);
+  RunCallbacks();
+  EXPECT_EQ(ios_[run]->calls["Publish"], 0);
+  EXPECT_THAT(ios_[run]->inflight(), IsEmpty());
+  EXPECT_EQ(ended_saves_.failures(*run).back().error().reason(), "SAVE_ABORTED");
+}
+
+TEST_F(SaveTrackerTest, ASaveCanBeAbortedWhileItsPolicyIsRecorded) {
+  Run* run = AddRun(1000);
+  storage::v1::RetentionPolicy last;
+  last.set_last(1);
+  run->ledger->SetRetention(last, {});
+  Save* save = Admitted(run, 1);
+  save->retention.emplace().set_last(2);
+  RunCallbacks();
+  ios_[run]->held.insert("SaveRunRecord");
+  EXPECT_EQ(Seal(save, 0), "");
+  RunCallbacks();
+  EXPECT_EQ(ios_[run]->calls["SaveRunRecord"], 1);
+  const auto committed = Wait(save, v1::COMMITTED);
+  EXPECT_TRUE(tracker_.Abort(save, {0}, "enough").ok());
+  ios_[run]->held.clear();
+  ios_[run]->ReleaseHeld();
+  RunCallbacks();
+  EXPECT_EQ(*committed, v1::FAILED);
+  EXPECT_EQ(ios_[run]->calls["Publish"], 0);
+}
+
+TEST_F(SaveTrackerTest, ASaveThatIsBeingPublishedIsEndedByNobodyElse) {
+  Run* run = AddRun(1000);
+  Save* save = Admitted(run, 1);
+  RunCallbacks();
+  ios_[run]->hold_publish = true;
+  EXPECT_EQ(Seal(save, 0), "");
+  RunCallbacks();
+  EXPECT_EQ(save->phase(), SavePhase::kPublishing);
+  const auto committed = Wait(save, v1::COMMITTED);
+  EXPECT_EQ(ReasonOf(tracker_.Abort(save, {0}, "enough")), reason::kSealed);
+  tracker_.Fail(save, absl::AbortedError("test"));
+  EXPECT_EQ(save->phase(), SavePhase::kPublishing);
+  ios_[run]->ReleaseHeld();
+  RunCallbacks();
+  EXPECT_EQ(*committed, v1::COMMITTED);
+}
+
+TEST_F(SaveTrackerTest, ASaveCanBeAbortedBetweenTwoPublicationsThatChangeNothing) {
+  Run* run = AddRun(1000);
+  Save* save = Admitted(run, 1);
+  ios_[run]->publish_result = {
+      .outcome = PublishOutcome::kFailed, .status = absl::UnavailableError("busy"), .retryable = true};
+  EXPECT_EQ(Seal(save, 0), "");
+  const auto committed = Wait(save, v1::COMMITTED);
+  RunCallbacks();
+  EXPECT_EQ(save->phase(), SavePhase::kWritten);
+  EXPECT_TRUE(tracker_.Abort(save, {0}, "enough").ok());
+  RunCallbacks();
+  EXPECT_EQ(*committed, v1::FAILED);
+  clock_.Advance(std::chrono::seconds(1));
+  publisher_.OnTick(clock_.Now());
+  RunCallbacks();
+  EXPECT_EQ(ios_[run]->calls["Publish"], 1);
 }
 
 TEST_F(SaveTrackerTest, ALateSaveFailsAndNamesTheMissingRanks) {

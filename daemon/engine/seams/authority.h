@@ -5,9 +5,9 @@
 // within the call that asks. Those of a shared run run later.
 //
 // A save asks for each step that all nodes have to agree on (its sequence, its admission, that it is sealed,
-// that it fails), and continues when `changed` reports the decision. Ranks are told of no step before that.
-// The engine treats ranks of other nodes as ranks that contribute nothing: it gathers, admits, writes and
-// seals the parts of its own ranks.
+// that it is published, that it fails), and continues when `changed` reports the decision. Ranks are told of
+// no step before that. The engine treats ranks of other nodes as ranks that contribute nothing: it gathers,
+// admits, writes and seals the parts of its own ranks.
 #ifndef CKPTD_DAEMON_ENGINE_SEAMS_AUTHORITY_H_
 #define CKPTD_DAEMON_ENGINE_SEAMS_AUTHORITY_H_
 
@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "ckptd/storage/v1/storage.pb.h"
 #include "daemon/engine/seams/root_io.h"
 #include "daemon/engine/seams/save_id.h"
@@ -33,16 +34,20 @@ class Authority {
       // The save has a sequence, and each node is to accept or reject it. The sequence differs from an
       // earlier one if another save has got that one meanwhile; it is 0 until it is known.
       kProposed,
-      kAdmitted,   // Every node has the memory, and in a shared run the in-flight directory is there.
-      kSealed,     // No trainer of any node is needed any longer.
-      kCommitted,  // It is a checkpoint. SharedRun::LoadCheckpoint shows it.
-      kEnded,      // It is no checkpoint, because of `end`.
-      kUnknown,    // INDETERMINATE: it is not known whether it is a checkpoint.
+      kAdmitted,  // Every node has the memory, and in a shared run the in-flight directory is there.
+      // No trainer of any node is needed any longer. Once more after kPublishing: nothing was published, and
+      // it is tried again later.
+      kSealed,
+      kPublishing,  // Every part is durable, and it is being published: Fail does not end it any more.
+      kCommitted,   // It is a checkpoint. LoadCheckpoint shows it.
+      kEnded,       // It is no checkpoint, because of `end`.
+      kUnknown,     // INDETERMINATE, because of `end`: it is not known whether it is a checkpoint.
     };
     Phase phase = kProposed;
     int64_t sequence = 0;  // 0 in a later phase: as before.
-    std::string inflight;  // Of a shared run, from kAdmitted on: its directory, beneath the root's inflight/.
-    absl::Status end;
+    // Of a shared run, from kAdmitted on: its directory, beneath the root's inflight/.
+    std::string inflight = {};
+    absl::Status end = {};
   };
 
   struct Hooks {
@@ -106,13 +111,27 @@ class Authority {
   virtual void Accept(const SaveId& save, const std::optional<storage::v1::RetentionPolicy>& retention) = 0;
   // All ranks of this node have sealed.
   virtual void Sealed(const SaveId& save) = 0;
-  // This node has no room, or its part has failed: that ends the save on all nodes.
+  // This node has no room, its part has failed, or somebody has aborted the save: that ends it on all nodes,
+  // unless it is being published.
   virtual void Fail(const SaveId& save, const absl::Status& why) = 0;
+  // This node's part is durable, with this answer of FinishPart. The save is published when the parts of all
+  // nodes are.
+  virtual void Durable(const SaveId& save, const std::string& digest) = 0;
 
   // Makes this node's part of an admitted save, in the directory `inflight` (Decision), or makes that
   // directory. `manifest_bytes`: the room that the manifest may need.
   virtual void OpenPart(InflightId64 id, const std::string& tag, int64_t sequence,
                         const std::string& inflight, int64_t manifest_bytes, Callback<absl::Status> done) = 0;
+  // After RootIo::WritePart of all ranks of this node: writes the node's record of them, durably, and answers
+  // with its digest; empty where the records of the ranks are enough.
+  virtual void FinishPart(InflightId64 id, std::vector<storage::v1::PartRecord> parts,
+                          Callback<absl::StatusOr<std::string>> done) = 0;
+  // Once, when `changed` reports kCommitted.
+  virtual void LoadCheckpoint(const std::string& tag, int64_t sequence,
+                              Callback<absl::StatusOr<LoadedCheckpoint>> done) = 0;
+  // Whether the next daemon on this root continues the saves of this one: it takes over what is sealed, and
+  // publishes what is durable, also a save that has failed and whose files are still there.
+  virtual bool next_daemon_continues() const = 0;
 };
 
 }  // namespace ckptd

@@ -51,6 +51,12 @@ struct RootSnapshot {
   std::vector<HalfRemoved> half_removed;
 };
 
+// A checkpoint that has just been published.
+struct LoadedCheckpoint {
+  CommittedCheckpoint checkpoint;
+  PointerFiles pointers;
+};
+
 // A checkpoint that is being written; the engine names it by this number.
 using InflightId64 = int64_t;
 

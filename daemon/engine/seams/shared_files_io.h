@@ -25,12 +25,6 @@ namespace ckptd {
 // WritePart or FinishPart said: the coordinator moves the directory away.
 class SharedFilesIo : public RootIo, public SharedRootIo {
  public:
-  // A checkpoint as RootIo::Publish would answer with it.
-  struct Loaded {
-    CommittedCheckpoint checkpoint;
-    PointerFiles pointers;
-  };
-
   // Which run's root this says that it is, and which directory it is.
   struct RunOfRoot {
     std::string id;      // That a file of the root holds.
@@ -48,7 +42,7 @@ class SharedFilesIo : public RootIo, public SharedRootIo {
                           Callback<absl::StatusOr<std::string>> done) = 0;
   // Once the ledger has called it COMMITTED. NOT_FOUND, reason NO_CHECKPOINT, if it has been removed since.
   virtual void LoadCheckpoint(const std::string& tag, int64_t sequence,
-                              Callback<absl::StatusOr<Loaded>> done) = 0;
+                              Callback<absl::StatusOr<LoadedCheckpoint>> done) = 0;
 };
 
 }  // namespace ckptd

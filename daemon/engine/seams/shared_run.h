@@ -17,7 +17,6 @@
 #include "daemon/engine/seams/authority.h"
 #include "daemon/engine/seams/root_io.h"
 #include "daemon/engine/seams/save_id.h"
-#include "daemon/engine/seams/shared_files_io.h"
 #include "storage/base/clock.h"
 #include "storage/ledger/ledger.h"
 
@@ -25,27 +24,15 @@ namespace ckptd {
 
 class SharedRun : public Authority {
  public:
-  // The ledger of this run. Admit and Commit of it are not called: Begin and Durable decide that.
+  // The ledger of this run. Admit of it is not called: Begin decides that.
   virtual Ledger* ledger() = 0;
   // Whether this node coordinates the run: retention removes checkpoints only there.
   virtual bool coordinates() const = 0;
   std::string name() const override { return "etcd"; }
+  // It would have to take over this node's part with its registration, and does not yet: NODE_LOST ends it.
+  bool next_daemon_continues() const override { return false; }
 
   // ---- saves
-
-  // The part record of this node, from FinishPart, is durable.
-  virtual void Durable(const SaveId& save, const std::string& digest) = 0;
-  // For error messages: what the save waits for, on which nodes. Empty if nothing is known of it.
-  virtual std::string WaitsFor(const SaveId& save) const = 0;
-
-  // ---- files. RootIo::WritePart writes the files of each rank, RootIo::Discard ends a part that fails.
-
-  // After WritePart of all ranks of this node: writes the node's part record, durably, and answers with its
-  // digest.
-  virtual void FinishPart(InflightId64 id, std::vector<storage::v1::PartRecord> parts,
-                          Callback<absl::StatusOr<std::string>> done) = 0;
-  virtual void LoadCheckpoint(const std::string& tag, int64_t sequence,
-                              Callback<absl::StatusOr<SharedFilesIo::Loaded>> done) = 0;
 
   // An operator has looked whether the save of this tag is a checkpoint, whose outcome is unknown
   // (kUnknown) and which holds up all later ones. OUTCOME_PENDING while the coordinator is still finding out;

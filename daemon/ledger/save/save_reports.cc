@@ -45,9 +45,12 @@ absl::Status CheckNotFenced(int64_t attempt, int64_t active) {
 
 // Whether `before` counts, and `report` does not any more.
 bool HasCounted(const NodeVote& before, const NodeVote& report) {
-  if (report.has_no()) return before.has_no() || before.stage() == NodeVote::DURABLE;
+  const bool of_predecessor = before.registration() != report.registration();
+  // A daemon may end what it has made durable itself. Its successor has no part in that any more, and must
+  // not.
+  if (report.has_no()) return before.has_no() || (before.stage() == NodeVote::DURABLE && of_predecessor);
   // A successor that has the sealed parts reports them: else no node would know that they are there.
-  if (before.stage() == NodeVote::SEALED && before.registration() != report.registration()) return false;
+  if (before.stage() == NodeVote::SEALED && of_predecessor) return false;
   return before.stage() >= report.stage();
 }
 
