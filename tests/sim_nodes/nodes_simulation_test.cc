@@ -23,7 +23,9 @@ TEST(NodesSimulationTest, KeepsEveryPromiseForEverySeed) {
   std::printf("%s\n", totals.ToString().c_str());
   EXPECT_GE(totals.steps, kFewestSteps);
   // The seeds together must cover these situations.
-  for (const char* what : {"agreed",
+  for (const char* what : {"abort ",
+                           "abort SEALED",
+                           "agreed",
                            "coordinator hangs",
                            "daemon killed",
                            "daemon paused",
@@ -48,6 +50,7 @@ TEST(NodesSimulationTest, KeepsEveryPromiseForEverySeed) {
                            "state ENDED NODE_LOST",
                            "state ENDED POOL_EXHAUSTED",
                            "state ENDED RANKS_MISSING",
+                           "state ENDED SAVE_ABORTED",
                            "state ENDED SESSION_LOST",
                            "state ENDED SKIPPED",
                            "state ENDED SUSPECT",

@@ -193,7 +193,9 @@ void Oracle::Failed(const SaveId& id, const Save& save, const std::string& rank,
   // Another program may have taken the tag long before, of which no node knew when the save began.
   const bool is_taken = reason == "TAG_FOREIGN" && taken_.contains(id.tag);
   const bool is_suspect = reason == "SUSPECT" && save.suspect;
-  if (save.told_sealed && faults_ == save.faults_before && !is_taken && !is_suspect)
+  const bool is_aborted = reason == "SAVE_ABORTED";
+  if (is_aborted && !aborted_.contains(id)) Violated(absl::StrCat(what, "no rank has aborted"));
+  if (save.told_sealed && faults_ == save.faults_before && !is_taken && !is_suspect && !is_aborted)
     Violated(absl::StrCat(what, "all ranks had sealed, and which was hit by no fault"));
 }
 

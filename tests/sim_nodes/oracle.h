@@ -80,6 +80,7 @@ class Oracle {
   void SealSent(const SaveId& save, int rank, const sim::Contents& contents);
   // A rank seals the save as suspect.
   void Suspected(const SaveId& save) { saves_[save].suspect = true; }
+  void AbortSent(const SaveId& save) { aborted_.insert(save); }
   void ToldSealed(const SaveId& save);
   void OutcomeReported(const SaveId& save, const std::string& rank, v1::Level level,
                        const std::string& reason, int64_t sequence);
@@ -159,6 +160,7 @@ class Oracle {
   std::set<int64_t> damaged_, told_damaged_, removed_;
   std::map<std::pair<int64_t, int64_t>, std::set<int>> finishes_;
   std::map<SaveId, Save> saves_;
+  std::set<SaveId> aborted_;
   std::map<std::pair<int, std::string>, int64_t> leases_;
   std::map<int, int> losses_;  // By node.
   std::map<std::string, int64_t> latest_;

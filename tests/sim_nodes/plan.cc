@@ -33,14 +33,15 @@ constexpr const char* kNames[kOperationKinds] = {"launch",
                                                  "register anew",
                                                  "hang node",
                                                  "restore etcd",
-                                                 "put back"};
+                                                 "put back",
+                                                 "abort"};
 
 // Random streams of what came later, so that the histories of other seeds stay as they were. They leave out
 // the seeds that have failed once (nodes_simulation_test.cc).
 constexpr uint64_t kDamageStream = 21, kReadersStream = 50, kFollowedDamageStream = 809, kConflictStream = 70,
                    kFullStream = 909, kRegisterAnewStream = 1091, kHangNodeStream = 1261,
                    kSuspectStream = 2603, kRestoreStream = 1653, kPutBackStream = 1703,
-                   kPointersStream = 2997;
+                   kPointersStream = 2997, kAbortStream = 3301;
 
 void AddReaders(Plan* plan) {
   sim::Random random(sim::Mix(plan->seed, kReadersStream));
@@ -117,6 +118,15 @@ void AddPutBacks(Plan* plan) {
     if (!random.Percent(40)) continue;
     plan->operations.push_back({at + random.Spread(milliseconds(1), seconds(2)),
                                 OperationKind::kKillCoordinator, random.Next(), random.Next()});
+  }
+}
+
+void AddAborts(Plan* plan) {
+  sim::Random random(sim::Mix(plan->seed, kAbortStream));
+  if (!random.Percent(25)) return;
+  for (int64_t i = random.Between(5, 40); i > 0; --i) {
+    plan->operations.push_back(
+        {Duration(random.Below(plan->length.count())), OperationKind::kAbort, random.Next(), random.Next()});
   }
 }
 
@@ -260,6 +270,7 @@ Plan PlanOf(uint64_t seed) {
   AddSuspects(&plan);
   AddRestores(&plan);
   AddPutBacks(&plan);
+  AddAborts(&plan);
   AddPointers(&plan);
   std::stable_sort(plan.operations.begin(), plan.operations.end(),
                    [](const Operation& x, const Operation& y) { return x.at < y.at; });

@@ -40,9 +40,10 @@ enum class OperationKind {
   kHangNode,      // The file system of one node, mostly of the coordinator's.
   kRestoreEtcd,   // From a backup, while the job and all daemons are stopped.
   kPutBack,       // Somebody puts a checkpoint back that was removed.
+  kAbort,         // A rank aborts a save.
 };
 inline constexpr int kSwarmKinds = static_cast<int>(OperationKind::kForeign) + 1;  // Of any seed.
-inline constexpr int kOperationKinds = static_cast<int>(OperationKind::kPutBack) + 1;
+inline constexpr int kOperationKinds = static_cast<int>(OperationKind::kAbort) + 1;
 
 struct Operation {
   Duration at{};

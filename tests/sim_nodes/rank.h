@@ -44,6 +44,8 @@ class Rank : public std::enable_shared_from_this<Rank> {
   void DaemonGone();
   // Opens a checkpoint, and closes it a while later.
   void Open(const std::string& tag);
+  // One of its saves, which it may not have begun yet; `which`: modulo their number.
+  void Abort(uint64_t which);
   // Does one more save, the same on all ranks. `ordinal`: of its tag.
   void LastSave(int64_t ordinal);
   // Its directory was not there.

@@ -252,6 +252,19 @@ void Rank::Seal(const SavingPtr& saving) {
                         });
 }
 
+void Rank::Abort(uint64_t which) {
+  if (dead_ || !joined_ || savings_.empty()) return;
+  const SavingPtr saving = savings_[which % savings_.size()];
+  if (saving->last) return;
+  v1::AbortRequest request;
+  *request.mutable_key() = KeyOf(*saving);
+  world_.oracle().AbortSent(saving->name);
+  Ask<v1::AbortResponse>(&Engine::Abort, absl::StrCat("Abort ", NameOf(saving->name)), request,
+                         [this](const absl::StatusOr<v1::AbortResponse>& answer) {
+                           world_.Count(absl::StrCat("abort ", ReasonOf(answer.status())));
+                         });
+}
+
 void Rank::Wait(const SavingPtr& saving) {
   v1::WaitRequest request;
   *request.mutable_key() = KeyOf(*saving);

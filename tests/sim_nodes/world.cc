@@ -330,6 +330,9 @@ void World::Apply(const Operation& operation) {
       etcd_->WithModel([&](EtcdModel& model) { changes_[model.revision()].there.insert(sequence); });
       return;
     }
+    case OperationKind::kAbort:
+      if (rank != nullptr) rank->Abort(operation.b);
+      return;
     case OperationKind::kRestoreEtcd:
       return BeginRestore(operation.b % 2 == 0, operation.a);
   }
