@@ -6,7 +6,8 @@ compares the two. A pickle can say anything: only the directory counts.
 
 import logging
 import sys
-from typing import Any, Dict, Iterator, NamedTuple, Optional, Tuple
+import zipfile
+from typing import Any, Callable, Dict, Iterator, NamedTuple, Optional, Tuple
 
 from ckptd import errors
 from ckptd._reading.verified_file import VerifiedFile
@@ -42,9 +43,12 @@ def records_of(file: VerifiedFile) -> Records:
     try:
         with file.buffered() as reader:
             archive = _open(file, reader)
-            if archive is None or not hasattr(archive, "get_record_size") or _why_not_meta(archive):
+            if archive is None or not hasattr(archive, "get_record_header_offset"):
                 return {}
-            return {name: Record(begin, size) for name, _, begin, size in _storages(archive)}
+            size_of = _size_function(archive, reader)
+            if _why_not_meta(archive, size_of):
+                return {}
+            return {name: Record(begin, size) for name, _, begin, size in _storages(archive, size_of)}
     except (errors.CkptdError, OSError):
         raise
     except Exception as error:  # torch raises anything for a wrong byte.
@@ -61,7 +65,16 @@ def why_not_meta(file: VerifiedFile) -> str:
     """Returns why a file must not be loaded to the meta device; empty if it may be."""
     with file.buffered() as reader:
         archive = _open(file, reader)
-        return _why_not_meta(archive) if archive is not None else ""
+        return _why_not_meta(archive, _size_function(archive, reader)) if archive is not None else ""
+
+
+def _size_function(archive: Any, reader: Any) -> "Callable[[str], int]":
+    """Returns a function of a record's name, which returns its size in bytes as the archive's directory has it."""
+    if hasattr(archive, "get_record_size"):
+        return lambda name: int(archive.get_record_size(name))
+    # The reader of an older torch does not tell. Its names lack the folder that all of them are in.
+    with zipfile.ZipFile(reader) as directory:
+        return {info.filename.partition("/")[2]: info.file_size for info in directory.infolist()}.__getitem__
 
 
 def _open(file: VerifiedFile, reader: Any) -> Optional[Any]:
@@ -75,12 +88,12 @@ def _open(file: VerifiedFile, reader: Any) -> Optional[Any]:
     return torch._C.PyTorchFileReader(reader)
 
 
-def _storages(archive: Any) -> Iterator[Tuple[str, int, int, int]]:
+def _storages(archive: Any, size_of: "Callable[[str], int]") -> Iterator[Tuple[str, int, int, int]]:
     """Yields (name, offset of the local header, offset of the first byte, size in bytes) of each storage."""
     headers = sorted((int(archive.get_record_header_offset(name)), name) for name in archive.get_all_records())
     for (header, name), (after, _) in zip(headers, headers[1:]):
         if name.startswith("data/"):
-            size = int(archive.get_record_size(name))
+            size = size_of(name)
             is_big = header >= _MAX32 or size >= _MAX32
             descriptor = (_DESCRIPTOR64_BYTES if is_big else _DESCRIPTOR_BYTES) if size else 0
             begin = after - descriptor - size
@@ -88,7 +101,7 @@ def _storages(archive: Any) -> Iterator[Tuple[str, int, int, int]]:
                 yield name, header, begin, size
 
 
-def _why_not_meta(archive: Any) -> str:
+def _why_not_meta(archive: Any, size_of: "Callable[[str], int]") -> str:
     """Returns as why_not_meta().
 
     torch would swap the bytes of storages that have none, and divides by the alignment: either ends the process.
@@ -106,7 +119,7 @@ def _why_not_meta(archive: Any) -> str:
     # Where there is a version of the format, torch computes where each storage lies, and does not look.
     if archive.has_record(".format_version") and hasattr(archive, "get_record_offset_no_read"):
         count = sum(name.startswith("data/") for name in archive.get_all_records())
-        places = list(_storages(archive))
+        places = list(_storages(archive, size_of))
         if len(places) != count or any(
             archive.get_record_offset_no_read(header, name, size, 64) != begin for name, header, begin, size in places
         ):
