@@ -654,6 +654,22 @@ def test_training_goes_on_after_failed_saves_if_asked_and_the_next_save_and_the_
     assert os.path.isfile(root + "/step=3.ckpt") and os.path.isfile(root + "/step=1.ckpt")
 
 
+def test_stage_of_saves(trainer, root):
+    trainer.do(
+        f"""
+stages, stock = [], ckptd.Run.save
+ckptd.Run.save = lambda run, *args, **options: [stages.append(options["stage"]), stock(run, *args, **options)][1]
+try:
+    fit_with({root!r}, 2, io=ckptd.lightning.CheckpointIO(stage="overlap"), save_top_k=-1)
+finally:
+    ckptd.Run.save = stock
+"""
+    )
+    assert set(trainer.do("stages")) == {"overlap"}
+    error = trainer.fails("ckptd.lightning.CheckpointIO(stage='later')")
+    assert "later" in str(error) and "overlap" in str(error)
+
+
 def test_on_failure_is_one_of_two(trainer):
     error = trainer.fails("ckptd.lightning.CheckpointIO(on_failure='ignore')")
     assert error.kind == "ValueError" and "ignore" in error.message

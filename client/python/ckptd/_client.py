@@ -58,6 +58,8 @@ def _root_path(root: "Union[str, os.PathLike[str]]") -> str:
         raise errors.invalid(f"the root is {path}, which is a checkpoint; name the directory that holds it, {os.path.dirname(path)}")
     return path
 
+_STAGING_SECONDS = 600.0  # The longest that close() waits for copies from devices.
+
 
 class Client:
     """A client of one daemon, made by :func:`connect`; a context manager.
@@ -156,7 +158,11 @@ class Client:
         return session.call(session.admin.GetStatus, messages.GetStatusRequest(), _STATUS_SECONDS)
 
     def close(self) -> None:
-        """Ends the session. The daemon drops parts that are not sealed, and finishes those that are."""
+        """Ends the session. The daemon drops parts that are not sealed, and finishes those that are.
+
+        Saves with ``stage="overlap"`` are sealed first.
+        """
+        self._connection.unfinished.wait(_STAGING_SECONDS)
         self._finalizer()
 
     def __enter__(self) -> "Client":

@@ -26,6 +26,7 @@ from ckptd._paths import check_folder
 from ckptd._removal import await_removal
 from ckptd._saving.file_values import Torch
 from ckptd._saving.save import Save
+from ckptd._saving.save_options import StageName, check_stage
 from ckptd.retention import Keep, keep_of_arguments
 
 __all__ = ["CheckpointIO", "configure"]
@@ -122,13 +123,15 @@ class CheckpointIO(_io.TorchCheckpointIO):  # type: ignore[misc]
             removes. Default: all
         retention (Keep, optional): which ones to keep; not beside ``num_kept_ckpts``. Default: all
         timeout (float): seconds to wait for room. Default: 120
+        stage (str): as in :meth:`ckptd.Run.save`: ``"overlap"`` copies from a GPU beside the next forward and backward
+            pass. Default: ``"blocking"``
         on_failure (str): what a failed save does. ``"raise"``: one that cannot begin raises at once, and one that fails
             later raises from the next save, which is made before, or from the end of ``fit()``. ``"warn"``: training goes
             on, and the failure is logged at once, at the next save and at the end of ``fit()``, with how many there were.
             Default: ``"raise"``
 
     Raises:
-        ValueError: ``on_failure`` is another one, or both ``num_kept_ckpts`` and ``retention`` are given.
+        ValueError: ``on_failure`` or ``stage`` is another one, or both ``num_kept_ckpts`` and ``retention`` are given.
     """
 
     def __init__(
@@ -137,6 +140,7 @@ class CheckpointIO(_io.TorchCheckpointIO):  # type: ignore[misc]
         num_kept_ckpts: Optional[int] = None,
         retention: Optional[Keep] = None,
         timeout: float = ADMISSION_SECONDS,
+        stage: StageName = "blocking",
         on_failure: "Literal['raise', 'warn']" = "raise",
     ) -> None:
         super().__init__()
@@ -144,6 +148,7 @@ class CheckpointIO(_io.TorchCheckpointIO):  # type: ignore[misc]
             raise ValueError(f'on_failure is "{on_failure}"; it must be "raise" or "warn"')
         self._keep = keep_of_arguments(retention, num_kept_ckpts)
         self._timeout = timeout
+        self._stage = check_stage(stage)
         self.raises = on_failure == "raise"  # Read by the replacements of Lightning's methods below.
         self._folders: List[str] = []  # The folders of the Trainer's ModelCheckpoints.
         self._in_flight: List[_Saving] = []
@@ -369,7 +374,7 @@ class CheckpointIO(_io.TorchCheckpointIO):  # type: ignore[misc]
         run = process.run(file.root, 0, 1)
         run.retention = self._keep
         files = {file.name: Torch(checkpoint)}
-        save = run.save(file.tag, files=files, step=checkpoint.get("global_step"), timeout=self._timeout)
+        save = run.save(file.tag, files=files, step=checkpoint.get("global_step"), timeout=self._timeout, stage=self._stage)
         process.add(Place(file.root, file.tag), save)
         return save
 

@@ -224,8 +224,11 @@ class Checkpoint:
             state = None
             if mmap and str(map_location) == "cpu":
                 state = self._load_mapped(file, name, unpickle)
-            if state is None and str(map_location) == "cpu" and weights_only and not safe_globals:
-                state = self._load_in_place(file, unpickle, lambda saved, records: read_new_tensors(saved, file, records))
+            is_cpu, device = str(map_location) == "cpu", _device_of(map_location)
+            if state is None and (is_cpu or device) and weights_only and not safe_globals:
+                state = self._load_in_place(
+                    file, unpickle, lambda saved, records: read_new_tensors(saved, file, records, device)
+                )
             return state if state is not None else unpickle(map_location)
 
     def _does_not_fit(self, name: str, why: str) -> errors.Refused:
@@ -416,6 +419,16 @@ class Checkpoint:
                 f"the checkpoint {self.tag} is closed", reason="UNKNOWN_LEASE", tag=self.tag
             )
         return RemoteFile(self.tag, name, self._sizes[name], self._session, self._lease)
+
+
+def _device_of(map_location: Any) -> Any:
+    """Returns the torch.device whose memory a file is to be read to straight; None if there is none."""
+    if not str(map_location).startswith("cuda"):
+        return None
+    import torch
+
+    device = torch.device(map_location)
+    return torch.device("cuda", torch.cuda.current_device()) if device.index is None else device
 
 
 def opened_by_daemon(

@@ -21,7 +21,7 @@ from ckptd._saving.finite import Finite
 from ckptd._saving.part import Part
 from ckptd._saving.part_files import part_file
 from ckptd._saving.save import Save
-from ckptd._saving.save_options import BusyPolicyName, SaveOptions
+from ckptd._saving.save_options import BusyPolicyName, SaveOptions, StageName
 from ckptd._saving.save_recovery import SaveRecovery
 from ckptd._saving.save_watcher import SaveWatcher
 from ckptd._saving.upload import PartUpload
@@ -115,6 +115,7 @@ class Run(RetainedRun):
         views: "Literal['compact', 'keep']" = "compact",
         ranks: Optional[Sequence[int]] = None,
         check: Optional[Finite] = None,
+        stage: StageName = "blocking",
     ) -> Save:
         """Saves this rank's part of a checkpoint. Returns when its bytes are staged, after one copy of them.
 
@@ -148,6 +149,11 @@ class Run(RetainedRun):
                 ``ranks``. Default: all ranks
             check (Finite, optional): look for NaNs and infinities, and what to do if there are any. Default:
                 ``None``, no check
+            stage (str): what the call waits for, of tensors on a GPU. ``"blocking"``: their bytes are staged.
+                ``"overlap"``: their copies are queued on a stream of their own, behind the work that computes
+                them. They go on beside the next forward and backward pass, and ``optimizer.step()`` waits for
+                them on the device. Any other change of the state must come after :meth:`Save.staged`: a change
+                that torch counts and that comes earlier fails the save. Default: ``"blocking"``
 
         Returns:
             Save: the save, which goes on by itself.
@@ -165,7 +171,7 @@ class Run(RetainedRun):
         """
         if views not in file_values.VIEWS:
             raise ValueError(f'views is "{views}"; it must be "compact" or "keep"')
-        options = SaveOptions(tag_text(tag), step, metrics, pointers, busy, timeout, ranks, check).checked(self.rank)
+        options = SaveOptions(tag_text(tag), step, metrics, pointers, busy, timeout, ranks, check, stage).checked(self.rank)
         _check_files(files)
         upload = PartUpload(self._membership, options, growing=False)
         with upload.abort_on_error():
@@ -184,6 +190,7 @@ class Run(RetainedRun):
         timeout: float = 30.0,
         ranks: Optional[Sequence[int]] = None,
         check: Optional[Finite] = None,
+        stage: StageName = "blocking",
     ) -> Part:
         """Begins a part that is filled file by file.
 
@@ -197,7 +204,7 @@ class Run(RetainedRun):
         Returns:
             Part: a context manager that seals the part at its end.
         """
-        options = SaveOptions(tag_text(tag), step, metrics, pointers, busy, timeout, ranks, check).checked(self.rank)
+        options = SaveOptions(tag_text(tag), step, metrics, pointers, busy, timeout, ranks, check, stage).checked(self.rank)
         _check_files(files)
         upload = PartUpload(self._membership, options, growing=True)
         with upload.abort_on_error():

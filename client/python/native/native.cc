@@ -208,7 +208,7 @@ const ckptd::CopyLoop* LoopHere(int index) {
 }  // namespace
 
 // The version of this interface. The package refuses a library with another version.
-CKPTD_EXPORT int ckptd_native_version() { return 10; }
+CKPTD_EXPORT int ckptd_native_version() { return 11; }
 
 // Returns the CRC32C of some bytes; `crc` is that of the bytes before them, 0 at the start.
 CKPTD_EXPORT uint32_t ckptd_crc32c(const void* data, uint64_t size, uint32_t crc) {
@@ -241,6 +241,39 @@ CKPTD_EXPORT int ckptd_copy(const uint64_t* segment_addresses, const uint64_t* s
   job.shares = SharesFor(job.total, threads);
   auto copy = [&job] { ForEachShare(job.shares, CopyShare, &job); };
   background != 0 ? InBackground(copy) : copy();
+  return 0;
+}
+
+// As ckptd_copy, but queues copies between the part and a GPU's memory on a stream of the GPU's runtime, in the
+// order of the pieces, and none that reaches from one segment into the next. `copy` is cudaMemcpyAsync, or a function
+// of another runtime with its arguments: this library is linked with none. Returns 0, ERANGE as a negative number, or
+// the first error that `copy` returns; the copies after that one are not queued.
+CKPTD_EXPORT int ckptd_copy_async(int (*copy)(void* target, const void* source, size_t size, int kind,
+                                              void* stream),
+                                  void* stream, const uint64_t* segment_addresses,
+                                  const uint64_t* segment_ends, uint64_t segment_count, uint64_t base,
+                                  const uint64_t* offsets, const uint64_t* addresses, const uint64_t* lengths,
+                                  uint64_t count, uint64_t from, uint64_t to, int out) {
+  constexpr int kDefault = 4;  // cudaMemcpyDefault: the addresses tell whose memory it is.
+  const uint64_t room = segment_count == 0 ? 0 : segment_ends[segment_count - 1];
+  for (uint64_t i = 0; i < count; ++i) {
+    uint64_t at = std::max(offsets[i], from);
+    const uint64_t end = std::min(offsets[i] + lengths[i], to);
+    if (at >= end) continue;
+    if (base + end > room) return -ERANGE;
+    const uint64_t* segment = std::upper_bound(segment_ends, segment_ends + segment_count, base + at);
+    for (; at < end; ++segment) {
+      const uint64_t begin = segment == segment_ends ? 0 : segment[-1];
+      const uint64_t size = std::min(end, *segment - base) - at;
+      auto* const host =
+          reinterpret_cast<void*>(segment_addresses[segment - segment_ends] + (base + at - begin));
+      auto* const device = reinterpret_cast<void*>(addresses[i] + (at - offsets[i]));
+      const int error = out != 0 ? copy(device, host, size, kDefault, stream)
+                                 : copy(host, device, size, kDefault, stream);
+      if (error != 0) return error;
+      at += size;
+    }
+  }
   return 0;
 }
 

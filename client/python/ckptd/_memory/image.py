@@ -5,6 +5,7 @@ from array import array
 from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple
 
 from ckptd._memory import native
+from ckptd._memory.copies import Copies
 from ckptd._memory.native import Pieces
 
 _WINDOW_BYTES = 16 << 20  # Read or streamed at once.
@@ -56,19 +57,32 @@ class Memory:
 
 
 class Image:
-    """The content of one file. Its bytes are copied by write() or stream(), and must not change before."""
+    """The content of one file. Its bytes are copied by write() or stream(), and must not change before that ends."""
 
     size = 0  # In bytes.
 
     def write(self, memory: Memory, base: int, threads: int) -> None:
-        """Copies the content to the offset `base`, with several threads where that helps."""
+        """Copies the content to the offset `base`, with several threads where that helps.
+
+        What lies on devices is copied when all copies() are finished.
+        """
         raise NotImplementedError
+
+    def copies(self) -> List[Copies]:
+        """Returns the copies from devices that the last write() has begun."""
+        return []
+
+    def finish(self) -> None:
+        """Blocks until everything that write() has begun to copy is there."""
+        for copies in self.copies():
+            copies.finish()
 
     def stream(self) -> Iterator[bytes]:
         """Yields the content in order, for a client without shared memory."""
         buffer = bytearray(self.size)
         address, keep = native.address_of(buffer)
         self.write(Memory([(address, self.size)] if self.size else [], keep), 0, 1)
+        self.finish()
         for at in range(0, self.size, _WINDOW_BYTES):
             yield bytes(memoryview(buffer)[at : at + _WINDOW_BYTES])
 
@@ -81,14 +95,15 @@ class PiecesImage(Image):
         size: int,
         pieces: Pieces,
         owners: Any,
-        fill: "Optional[Callable[[Memory, int], None]]" = None,
+        fill: "Optional[Callable[[Memory, int], Optional[Copies]]]" = None,
         formats: "Optional[array[int]]" = None,
     ) -> None:
         """
         Args:
             pieces: all of the content that is in the CPU's memory.
             owners: what keeps the pieces' memory.
-            fill: writes the rest to a memory, for a file that begins at an offset in it.
+            fill: writes the rest to a memory, for a file that begins at an offset in it; returns the copies that
+                go on.
             formats: array('B') of the number format of each piece (native.FLOAT_FORMATS): write() counts the
                 numbers that are not finite.
         """
@@ -96,19 +111,23 @@ class PiecesImage(Image):
         self._pieces = pieces
         self._owners = owners
         self._fill = fill
+        self._copies: Optional[Copies] = None
         self._formats = formats
         # How many numbers are not finite, after write(). None if not all of them were counted.
         self.non_finite: Optional[int] = None
 
     def write(self, memory: Memory, base: int, threads: int) -> None:
+        if self._fill is not None:
+            self._copies = self._fill(memory, base)  # First: devices copy while the CPU does.
         if self._formats is None:
             native.copy(memory.segments, base, self._pieces, 0, self.size, threads)
         else:
             counting = native.Counting(self._formats, array("Q", bytes(8 * len(self._formats))))
             native.copy(memory.segments, base, self._pieces, 0, self.size, threads, counting)
             self.non_finite = sum(counting.non_finite) if self._fill is None else None
-        if self._fill is not None:
-            self._fill(memory, base)
+
+    def copies(self) -> List[Copies]:
+        return [] if self._copies is None else [self._copies]
 
     def stream(self) -> Iterator[bytes]:
         if self._fill is not None:
@@ -138,6 +157,9 @@ class JoinedImage(Image):
     def write(self, memory: Memory, base: int, threads: int) -> None:
         for offset, part in self._parts:
             part.write(memory, base + offset, threads)
+
+    def copies(self) -> List[Copies]:
+        return [copies for _, part in self._parts for copies in part.copies()]
 
 
 class WrittenImage(Image):

@@ -8,7 +8,7 @@ import threading
 from array import array
 from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
 
-_VERSION = 10
+_VERSION = 11
 # A read of this size takes so long that it can be interrupted and shows progress.
 _INTERRUPTIBLE_BYTES = 64 << 20
 _PROGRESS_SECONDS = 0.1
@@ -59,6 +59,9 @@ def library() -> Any:
     )
     loaded.ckptd_count_non_finite.argtypes = [ctypes.c_int, _pointer, _u64, _pointer]
     loaded.ckptd_count_non_finite.restype = _u64
+    loaded.ckptd_copy_async.argtypes = (
+        [_pointer] * 4 + [_u64] * 2 + [_pointer] * 3 + [_u64] * 3 + [ctypes.c_int]
+    )
     loaded.ckptd_advise_huge_pages.argtypes = [_pointer, _pointer, _u64]
     loaded.ckptd_advise_huge_pages.restype = None
     loaded.ckptd_map.argtypes = [ctypes.c_int, _u64, ctypes.c_int, _pointer]
@@ -319,6 +322,52 @@ def advise_huge_pages(addresses: "array[int]", lengths: "array[int]") -> None:
     kernel backs them by huge pages where it can.
     """
     library().ckptd_advise_huge_pages(addresses.buffer_info()[0], lengths.buffer_info()[0], len(addresses))
+
+
+def copy_async(
+    function: int,
+    stream: int,
+    segments: "Tuple[array[int], array[int]]",
+    base: int,
+    pieces: Pieces,
+    begin: int,
+    end: int,
+    out: bool = False,
+) -> int:
+    """Queues copies between a part's memory and a GPU's, on a stream of the GPU's runtime.
+
+    One call for all of them: between two calls another thread could keep the GIL for milliseconds. No copy reaches
+    from one segment into the next.
+
+    Args:
+        function: the address of cudaMemcpyAsync, or of a function with its arguments.
+        stream: the runtime's handle.
+        segments: addresses of the part's segments, and where in the part each ends.
+        base: where in the part the file begins.
+        pieces: of the file; their addresses are the GPU's.
+        begin, end: only these bytes of the file are copied.
+        out: from the part to the GPU.
+
+    Returns:
+        0, or the first error of the function; the copies after that one are not queued.
+    """
+    error = int(
+        library().ckptd_copy_async(
+            function,
+            stream,
+            *(column.buffer_info()[0] for column in segments),
+            len(segments[0]),
+            base,
+            *(column.buffer_info()[0] for column in pieces),
+            len(pieces.offsets),
+            begin,
+            end,
+            out,
+        )
+    )
+    if error == -errno.ERANGE:
+        raise RuntimeError(f"a file that begins at {base} does not fit into its part")
+    return error
 
 
 def map_shared(descriptor: int, size: int, writable: bool = True) -> int:

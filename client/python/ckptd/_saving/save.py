@@ -38,6 +38,20 @@ class Save:
         """
         return self._state.transport
 
+    def staged(self) -> "Save":
+        """Has what this process gives its devices from now on wait for the copies of a save with
+        ``stage="overlap"``.
+
+        The state may be changed then. The call itself does not wait for the copies. ``optimizer.step()`` does
+        the same by itself.
+
+        Returns:
+            Save: this save.
+        """
+        for copies in self._state.copies:
+            copies.hold_devices()
+        return self
+
     @property
     def stall_seconds(self) -> float:
         """How long the trainer waited in all, in seconds."""

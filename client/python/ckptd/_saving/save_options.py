@@ -10,6 +10,7 @@ from ckptd._saving.finite import Finite
 from ckptd._wire.protocol import types
 
 BusyPolicyName = Literal["wait", "skip", "supersede"]
+StageName = Literal["blocking", "overlap"]
 _BUSY_POLICIES = {"wait": types.WAIT, "skip": types.SKIP, "supersede": types.SUPERSEDE}
 
 
@@ -25,6 +26,7 @@ class SaveOptions:
     timeout: float  # Seconds to wait for the daemon.
     ranks: Optional[Sequence[int]]  # Those that save. None: all; in the result of checked(), empty: all.
     check: Optional[Finite]
+    stage: StageName = "blocking"
 
     def checked(self, rank: int) -> "SaveOptions":
         """Returns them as the messages to the daemon hold them: copies, which the caller's changes do not reach.
@@ -35,6 +37,7 @@ class SaveOptions:
         check_text(self.tag, "tag", "INVALID_TAG")
         if self.busy not in _BUSY_POLICIES:
             raise ValueError(f'busy is "{self.busy}"; it must be "wait", "skip" or "supersede"')
+        check_stage(self.stage)
         if self.check is not None and not isinstance(self.check, Finite):
             raise TypeError(f"check is {self.check!r}; it must be a ckptd.Finite(), or None")
         errors.check_seconds(timeout=self.timeout)
@@ -57,9 +60,21 @@ class SaveOptions:
         return _BUSY_POLICIES[self.busy]
 
     @property
+    def overlaps(self) -> bool:
+        """Whether devices may go on copying after the call."""
+        return self.stage == "overlap"
+
+    @property
     def contributors(self) -> Tuple[int, ...]:
         """The ranks that save, ascending once they are checked; empty: all."""
         return tuple(self.ranks or ())
+
+
+def check_stage(stage: StageName) -> StageName:
+    """Returns a stage. ValueError if there is none of this name."""
+    if stage not in ("blocking", "overlap"):
+        raise ValueError(f'stage is "{stage}"; it must be "blocking" or "overlap"')
+    return stage
 
 
 def _step(step: Any) -> Optional[int]:

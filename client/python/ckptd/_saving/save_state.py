@@ -8,6 +8,7 @@ from typing import Any, List, Optional, Tuple
 
 from ckptd import errors
 from ckptd._membership.membership import Joined, Membership
+from ckptd._memory.copies import Copies
 from ckptd._progress_bar import Progress, progress_bar
 from ckptd._wire.protocol import LEVELS_TO_WAIT_FOR, level_name, messages, set_duration, types
 from ckptd._wire.status import error_of_save
@@ -47,6 +48,7 @@ class SaveState:
         self.daemon_instance = ""  # The daemon that has the save since it was sealed.
         # It was begun again with another daemon than the one with which it was sealed.
         self.is_recovered = False
+        self.copies: List[Copies] = []  # From devices, which go on after the call of a save with stage="overlap".
         # Its users enter its lock and not the condition: _session/interrupts.py says why.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
@@ -178,9 +180,11 @@ class SaveState:
     # ---- changes
 
     def advance_to(self, level: int) -> None:
-        """Raises the level without waking the waiters: this rank's part has just been sealed."""
+        """Raises the level: this rank's part has just been sealed."""
         with self._lock:
             self._level = max(self._level, level)
+            self._changed.notify_all()
+        self._settle_futures()
 
     def update(self, checkpoint: Any) -> bool:
         """Takes over what a daemon says of the save. Returns whether the save has ended."""

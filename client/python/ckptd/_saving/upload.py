@@ -8,6 +8,7 @@ from typing import Any, Callable, List, Optional, Sequence, TypeVar
 from ckptd import errors
 from ckptd._membership.membership import RPC_SECONDS, Joined, Membership
 from ckptd._membership.unended_save import UnendedSave
+from ckptd._memory.copies import finish_all
 from ckptd._memory.image import Memory, PiecesImage
 from ckptd._saving import finite
 from ckptd._saving.finite import NonFiniteTensor
@@ -58,6 +59,14 @@ class PartUpload(UnendedSave):
         self._options = options
         self._growing = growing
         self._budget = WaitBudget(options.timeout)
+        if not membership.connection.unfinished.wait(options.timeout):
+            raise errors.Unavailable(
+                f"the bytes of the save before {options.tag} were not staged after {options.timeout:g} s: devices still copy "
+                "them, or the daemon does not answer",
+                reason="UNAVAILABLE",
+                tag=options.tag,
+                ranks=[membership.rank],
+            )
         joined = self._repeat(lambda: membership.joined(self._seconds_left()))
         self._joined_at = time.monotonic()
         self.state = SaveState(membership, options.tag, joined, options.contributors)
@@ -75,6 +84,7 @@ class PartUpload(UnendedSave):
         self._room = PartRoom()
         self._borrower = object()  # Marks the segments that are lent for this part.
         self._sealed_bytes: Optional[SealedBytes] = None  # Kept for the next daemon, from Seal to the end.
+        self._overlapping: List[PartFile] = []  # Those that devices copy after the call that has added them.
 
     # ---- steps of the trainer's thread
 
@@ -83,14 +93,16 @@ class PartUpload(UnendedSave):
         self._budget.add(time.monotonic() - self._joined_at)  # The caller has made the files meanwhile.
         self._files = list(files)
         self._repeat(self._write_missing)
-        for file in files:
-            file.image = None  # The bytes are copied: the caller may change or free its values.
+        self._forget_images(files)
 
     def save(self, files: List[PartFile]) -> None:
         """Uploads the whole part and seals it."""
         self._budget.add(time.monotonic() - self._joined_at)  # The caller has made the files meanwhile.
         self._files = files
-        self._repeat(self._advance_to_seal)
+        if self._options.overlaps:
+            self._repeat(self._write_missing)
+            self._forget_images(files)
+        self._seal_when_staged()
 
     def has_file(self, name: str) -> bool:
         """Returns whether the part has a file of this name."""
@@ -108,12 +120,65 @@ class PartUpload(UnendedSave):
         except BaseException:
             self._files.remove(file)  # A caller that goes on after the error seals without this file.
             raise
-        file.image = None
+        self._forget_images([file])
 
     def seal(self) -> None:
         """Hands a growing part over to the daemon."""
         self._budget = WaitBudget(self._options.timeout)
-        self._repeat(self._advance_to_seal)
+        self._seal_when_staged()
+
+    def _forget_images(self, files: Sequence[PartFile]) -> None:
+        """Drops what files are made of, once their bytes are copied: the caller may change or free its values."""
+        for file in files:
+            if file.image is None:
+                continue
+            if self._options.overlaps and file.image.copies():
+                self._overlapping.append(file)
+                for copies in file.image.copies():
+                    copies.outlive_call()
+                    self.state.copies.append(copies)
+            else:
+                file.image = None
+
+    def _seal_when_staged(self) -> None:
+        """Seals the part; in a thread if devices still copy."""
+        if self.has_ended() or not self._overlapping:
+            return self._repeat(self._advance_to_seal)
+        self._act_on_check()
+        self.state.stall_seconds = time.monotonic() - self._started
+        self.membership.connection.unfinished.start(self._finish_staging, "ckptd-staging")
+
+    def _finish_staging(self) -> None:
+        """Seals the part when its bytes are there. If that fails, the save ends with the error: no call raises it."""
+        try:
+            with self.abort_on_error():
+                self._finish_copies()
+                self._budget = WaitBudget(self._options.timeout)
+                self._repeat(self._advance_to_seal)
+        except Exception as error:
+            self.state.end_as_aborted(f"{type(error).__name__}: {error}")
+            self._release()
+            if not isinstance(error, errors.CkptdError):
+                self.membership.add_failure(
+                    errors.CheckpointFailed(str(error), reason="SAVE_ABORTED", tag=self.tag, ranks=[self.membership.rank])
+                )
+            _log.warning("ckptd: the save of %s failed while its bytes were staged: %s", self.tag, error)
+
+    def _finish_copies(self) -> None:
+        """Waits for the copies of earlier calls. CheckpointFailed if a tensor was changed before its copy."""
+        files, self._overlapping = self._overlapping, []
+        for file in files:
+            image, file.image = file.image, None
+            for copies in image.copies() if image is not None else []:
+                copies.finish()
+                if copies.changed():
+                    raise errors.CheckpointFailed(
+                        f'{self.tag} is not saved: a tensor of file "{file.name}" ({copies.changed()}) was changed before its '
+                        'bytes were copied; call save.staged() before the change, or save with stage="blocking"',
+                        reason="SAVE_ABORTED",
+                        tag=self.tag,
+                        ranks=[self.membership.rank],
+                    )
 
     def abort(self, why: str, wait: bool = True) -> None:
         """Ends the save for all ranks, even if this rank has not begun it yet.
@@ -178,6 +243,9 @@ class PartUpload(UnendedSave):
                 return joined
             raise
         self._is_begin_unanswered = False
+        # Copies of an earlier save, or of this one to an earlier daemon's memory: see finish_all().
+        self._finish_copies()
+        finish_all()
         self.state.sequence = begun.sequence
         self._begun, self._room = joined, PartRoom()
         if begun.level == types.SKIPPED:
@@ -278,9 +346,11 @@ class PartUpload(UnendedSave):
         if not self._room.place(self._files):
             self._extend(joined)
         started = time.monotonic()
+        written = []
         for file in list(self._files):
             if file.written is joined or file.image is None:
                 continue
+            written.append(file.image)
             begin = time.monotonic()
             if self._memory is not None:
                 file.image.write(self._memory, file.offset, self.membership.copy_threads)
@@ -288,6 +358,11 @@ class PartUpload(UnendedSave):
                 self._stream(session, file)
             file.written, file.memory = joined, self._memory
             self._check(file)
+            self._budget.add(time.monotonic() - begin)
+        if not self._options.overlaps:
+            begin = time.monotonic()
+            for image in written:  # At the end: a device copies one file while the CPU copies another one.
+                image.finish()
             self._budget.add(time.monotonic() - begin)
         if not self.state.is_recovered:  # No trainer waits for the copy of a recovered part.
             self.state.copy_seconds += time.monotonic() - started
@@ -330,13 +405,18 @@ class PartUpload(UnendedSave):
         joined = self._write_missing()
         if self.has_ended():
             return
+        self._act_on_check()
+        if not self.state.copies:  # Otherwise the trainer goes on already.
+            self.state.stall_seconds = time.monotonic() - self._started  # Seal reports it, without its own time.
+        self._seal_with(joined)
+        if not self.state.copies:
+            self.state.stall_seconds = time.monotonic() - self._started
+        self.membership.add_unended(self)  # Not before: a part that is not sealed ends with its session.
+
+    def _act_on_check(self) -> None:
         if self._options.check is not None:
             self._suspect = finite.act(self._options.check, self.tag, self._non_finite) or self._suspect
             self._non_finite = []
-        self.state.stall_seconds = time.monotonic() - self._started  # Seal reports it to the daemon, without its own time.
-        self._seal_with(joined)
-        self.state.stall_seconds = time.monotonic() - self._started
-        self.membership.add_unended(self)  # Not before: a part that is not sealed ends with its session.
 
     def _seal_with(self, joined: Joined) -> None:
         request = messages.SealRequest(key=self.key, suspect=self._suspect)
@@ -498,6 +578,8 @@ class _AbortOnError:
         pass
 
     def __exit__(self, kind: Any, value: Any, trace: Any) -> bool:
+        if kind is not None:
+            finish_all()
         if isinstance(value, _BUSY_POLICY_ERRORS):
             self._upload._end_by_busy_policy(value)
             return True

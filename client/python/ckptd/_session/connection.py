@@ -9,6 +9,7 @@ from ckptd import errors
 from ckptd._session import starters
 from ckptd._session.outage import Outage
 from ckptd._session.session import Session, is_transient
+from ckptd._session.unfinished_work import UnfinishedWork
 
 _Answer = TypeVar("_Answer")
 _FIRST_PAUSE_SECONDS = 0.02
@@ -41,6 +42,7 @@ class Connection:
         self._on_change: Callable[[], None] = lambda: None
         self.closed = threading.Event()
         self.outage = Outage(endpoint)
+        self.unfinished = UnfinishedWork()
 
     def on_change(self, callback: Callable[[], None]) -> None:
         """Has `callback` called after each new session and at close(), by the thread that caused it."""

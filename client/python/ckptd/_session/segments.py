@@ -7,7 +7,7 @@ import os
 import threading
 import weakref
 from array import array
-from typing import Callable, Dict, List, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 from ckptd._memory import native
 from ckptd._memory.image import Memory
@@ -22,18 +22,20 @@ class Segment:
         self.size = size
         self.address = native.map_shared(descriptor, size, writable)
         self.borrower: object = None  # The token of the part that the segment was last lent for.
-        self.before_unmap: List[Callable[[], object]] = []
-        end = weakref.finalize(self, _unmap, self.address, size, self.before_unmap, os.getpid())
+        self.pinning: Any = None  # A _torch.pinning.Pinning, once devices copy to the segment.
+        self._unmap: List[Callable[[int, int], None]] = [native.unmap]
+        end = weakref.finalize(self, _unmap, self.address, size, self._unmap, os.getpid())
         end.atexit = False  # The kernel unmaps it when the process exits.
 
+    def set_unmap(self, unmap: "Callable[[int, int], None]") -> None:
+        """Sets what unmaps the memory at the segment's end, given its address and size."""
+        self._unmap[0] = unmap
 
-def _unmap(address: int, size: int, before: "List[Callable[[], object]]", pid: int) -> None:
-    if os.getpid() != pid:
-        # A forked child has no such mapping (MADV_DONTFORK), and may have another one at that address.
-        return
-    for step in before:
-        step()
-    native.unmap(address, size)
+
+def _unmap(address: int, size: int, unmap: "List[Callable[[int, int], None]]", pid: int) -> None:
+    # A forked child has no such mapping (MADV_DONTFORK), and may have another one at that address.
+    if os.getpid() == pid:
+        unmap[0](address, size)
 
 
 class SegmentTable:

@@ -22,10 +22,12 @@ from typing import Any, Callable, List, Optional, Set, Tuple
 import torch
 
 from ckptd._memory import native
+from ckptd._memory.copies import Copies
 from ckptd._memory.image import Image, Memory, PiecesImage, WrittenImage
 from ckptd._memory.native import Pieces
 from ckptd._torch import device_copy
 from ckptd._torch.deferred_tensors import DeferredTensors
+from ckptd._torch.devices import devices
 from ckptd._torch.state_pickler import Record, pickle_state, refused_by_weights_only
 from ckptd._torch.zip_layout import Layout
 from ckptd.errors import UnsafeGlobalsWarning
@@ -77,7 +79,7 @@ def own_writer_works() -> bool:
 def _lay_out(
     obj: Any, compact: bool, deferred: Optional[DeferredTensors] = None, counts_non_finite: bool = False
 ) -> Image:
-    pickled, records, found = pickle_state(obj, compact)
+    pickled, records, found, on_device = pickle_state(obj, compact)
     if not found <= _seen_globals:
         _warn_of_unsafe(found)
     sizes = tuple([record.end - record.begin for record in records])
@@ -92,7 +94,8 @@ def _lay_out(
     in_memory: List[Record] = []
     on_devices: List[Tuple[int, Record]] = []
     deferred_records: List[Tuple[int, Record]] = []
-    if not deferred and all(record.storage.device.type == "cpu" for record in records):
+    is_host = devices().is_host
+    if not deferred and all(is_host(record.storage) for record in records):
         offsets += layout.storage_offsets
         lengths += array("Q", sizes)
         sources += array("Q", [record.storage.data_ptr() + record.begin for record in records])
@@ -102,7 +105,7 @@ def _lay_out(
             if deferred and deferred.has(record.storage):
                 if size:
                     deferred_records.append((offset, record))
-            elif record.storage.device.type == "cpu":
+            elif is_host(record.storage):
                 offsets.append(offset)
                 lengths.append(size)
                 sources.append(record.storage.data_ptr() + record.begin)
@@ -111,7 +114,7 @@ def _lay_out(
                 on_devices.append((offset, record))
     # Kept until the copy is done: a __reduce__ may have made storages that nothing else refers to.
     owners = (obj, records, glue_owner, pickled)
-    fill = filler(on_devices, deferred_records, deferred)
+    fill = filler(on_devices, on_device, deferred_records, deferred)
     formats = None
     # A record of several dtypes, or of unknown ones, is not one array of numbers: its tensors are counted singly.
     if counts_non_finite and all(record.dtype is not None for record in in_memory):
@@ -131,19 +134,24 @@ def dtype_name(dtype: Any) -> str:
 
 def filler(
     on_devices: "List[Tuple[int, Record]]",
+    tensors: List[Any],
     deferred_records: "List[Tuple[int, Record]]",
     deferred: Optional[DeferredTensors],
-) -> "Optional[Callable[[Memory, int], None]]":
-    """Returns a function that writes the records that are not in the CPU's memory; None if all are."""
-    fill_from_devices = device_copy.filler(on_devices) if on_devices else None
+) -> "Optional[Callable[[Memory, int], Optional[Copies]]]":
+    """Returns a function that writes the records that are not in the CPU's memory, and returns the copies that go on;
+    None if all are.
+
+    tensors: those that use `on_devices`.
+    """
+    fill_from_devices = device_copy.filler(on_devices, tensors) if on_devices else None
     if deferred is None or not deferred_records:
         return fill_from_devices
     deferred.expect(deferred_records)
 
-    def fill(memory: Memory, base: int) -> None:
-        if fill_from_devices is not None:
-            fill_from_devices(memory, base)
+    def fill(memory: Memory, base: int) -> Optional[Copies]:
+        copies = fill_from_devices(memory, base) if fill_from_devices is not None else None
         deferred.fill(deferred_records, memory, base)
+        return copies
 
     return fill
 

@@ -1,53 +1,165 @@
-"""Copies CUDA storages straight into the segments, which are registered with CUDA once."""
+"""Copies the tensors of a file from devices straight into the daemon's memory, on streams of their own."""
 
+import contextlib
 import ctypes
-import functools
+import itertools
 import threading
-import warnings
-from typing import Any, Callable, List, Sequence, Tuple
+from array import array
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
 
+from ckptd._memory import copies
 from ckptd._memory.image import Memory
-from ckptd._session.segments import Segment
+from ckptd._memory.native import Pieces
+from ckptd._torch import change_hooks
+from ckptd._torch.devices import devices
+from ckptd._torch.pinning import pinning_of
 
-_lock = threading.Lock()
-_warned = False
+# A device's queue has room for about a thousand entries: to add another one takes until one of them is done.
+_QUEUED_AT_ONCE = 800
+_QUEUED_SECONDS = 600.0  # For the copies of one file to be queued, while the memory is pinned.
+
+# What a file begins, see filler().
+Fill = Callable[[Memory, int], "copies.Copies"]
 
 
-def filler(on_devices: "Sequence[Tuple[int, Any]]") -> "Callable[[Memory, int], None]":
-    """Returns a function that copies records from devices to the memory of a file that begins at an offset in
-    it.
+def filler(on_devices: "Sequence[Tuple[int, Any]]", tensors: "Sequence[Any]") -> Fill:
+    """Returns a function that begins to copy records from devices to the memory of a file, which begins at an
+    offset in it.
 
-    on_devices: (offset in the file, Record) of each. TypeError if one is on a device that is not CUDA's.
+    Args:
+        on_devices: (offset in the file, Record) of each. TypeError if one is on a device that is not CUDA's.
+        tensors: those that use the records, to notice a change.
     """
-    kinds = sorted({record.storage.device.type for _, record in on_devices} - {"cuda"})
+    by_device: "Dict[Any, List[Tuple[int, Any]]]" = {}
+    for one in on_devices:
+        by_device.setdefault(one[1].storage.device, []).append(one)
+    kinds = sorted({device.type for device, own in by_device.items() if not devices().has(own[0][1].storage)})
     if kinds:
         raise TypeError(
             f"tensors on {', '.join(kinds)} cannot be saved from that device: copy them to the CPU first (tensor.cpu())"
         )
+    return lambda memory, base: DeviceCopies(by_device, tensors, memory, base)
 
-    def fill(memory: Memory, base: int) -> None:
-        for segment in memory.owners if isinstance(memory.owners, list) else ():
-            _register(segment)
-        streams = {}
-        with torch.no_grad():
-            for offset, record in on_devices:
-                device = record.storage.device
-                if device not in streams:
-                    streams[device] = torch.cuda.Stream(device)
-                    # Copy after what is computing these values now.
-                    streams[device].wait_stream(torch.cuda.current_stream(device))
-                source = torch.empty(0, dtype=torch.uint8, device=device).set_(record.storage)
-                with torch.cuda.stream(streams[device]):
-                    at = record.begin
-                    for target in views(memory, base + offset, record.end - record.begin):
-                        target.copy_(source[at : at + len(target)], non_blocking=True)
-                        at += len(target)
-        for stream in streams.values():
-            stream.synchronize()  # The part may be sealed next.
 
-    return fill
+class DeviceCopies(copies.Copies):
+    """The copies of one file, queued in the order of the file behind what computes the values now."""
+
+    def __init__(
+        self, by_device: "Dict[Any, List[Tuple[int, Any]]]", tensors: "Sequence[Any]", memory: Memory, base: int
+    ) -> None:
+        """Queues the copies, unless that would take long: then finish() does."""
+        self._kept: Any = (by_device, memory)  # Until the copies are done.
+        self._base = base
+        self._versions = [(tensor, _version(tensor)) for tensor in tensors]
+        self._changed = ""
+        self._changes_lock = threading.Lock()
+        self._looks_for_changes = True
+        self._finish_lock = threading.Lock()
+        self._queued = threading.Event()
+        self._events: List[Tuple[Any, Any]] = []  # (device, when its copies are done)
+        self._pieces = {devices().stream(device): _pieces(own) for device, own in by_device.items()}
+        self._chunks = _chunks(memory)
+        self.count = sum(len(own) for own in by_device.values()) + len(self._chunks)  # At most.
+        for stream in self._pieces:
+            devices().follow_current(stream)
+        others = sum(one.count for one in copies.in_flight())
+        copies.begun(self)
+        if others + self.count <= _QUEUED_AT_ONCE and all(done is None or done.is_set() for _, _, done in self._chunks):
+            self._queue()
+
+    def finish(self) -> None:
+        with self._finish_lock:
+            try:
+                self._queue()
+                for _, event in self._events:
+                    devices().await_event(event)
+                self._look_for_changes()
+            except BaseException:
+                self._await_queued()
+                raise
+            finally:
+                self._queued.set()
+                self._kept = None
+                self._versions, self._chunks, self._pieces = [], [], {}
+                copies.ended(self)
+
+    def _await_queued(self) -> None:
+        """Waits for what is queued already: nothing must be written once the save has ended."""
+        for stream in self._pieces:
+            with contextlib.suppress(RuntimeError):
+                devices().await_event(devices().record(stream))
+
+    def outlive_call(self) -> None:
+        change_hooks.install()
+
+    def hold_devices(self) -> None:
+        if not self._queued.wait(_QUEUED_SECONDS):
+            raise TimeoutError(f"the daemon's memory was not pinned within {_QUEUED_SECONDS:g} s")
+        self._look_for_changes()
+        for device, event in self._events:
+            devices().hold_current(device, event)
+
+    def changed(self) -> str:
+        return self._changed
+
+    def _look_for_changes(self) -> None:
+        """Looks for changes for the last time: what changes the tensors from now on comes after the copies."""
+        with self._changes_lock:
+            if not self._looks_for_changes:
+                return
+            self._looks_for_changes = False
+            for tensor, version in self._versions:
+                if _version(tensor) != version:
+                    self._changed = f"{str(tensor.dtype).partition('.')[2]}{list(tensor.shape)} on {tensor.device}"
+                    return
+
+    def _queue(self) -> None:
+        """Queues the copies, those of each chunk once it is pinned. No-op if they are queued."""
+        if self._queued.is_set():
+            return
+        addresses, sizes, pinned = zip(*self._chunks)
+        ends = list(itertools.accumulate(sizes))
+        segments = array("Q", addresses), array("Q", ends)
+        begin = 0
+        for chunk_begin, done in zip([0, *ends], pinned):
+            if done is not None and not done.is_set():
+                self._copy(segments, begin, chunk_begin)
+                begin = chunk_begin
+                done.wait(_QUEUED_SECONDS)
+        self._copy(segments, begin, ends[-1])
+        self._events = [(stream.device, devices().record(stream)) for stream in self._pieces]
+        self._queued.set()
+
+    def _copy(self, segments: "Tuple[array[int], array[int]]", begin: int, end: int) -> None:
+        """Queues the copies into the bytes [begin, end) of the part."""
+        first, last = max(begin - self._base, 0), end - self._base
+        if first < last:
+            for stream, pieces in self._pieces.items():
+                devices().copy(stream, segments, self._base, pieces, first, last)
+
+
+def _pieces(on_device: "List[Tuple[int, Any]]") -> Pieces:
+    """Returns what a device copies, in the order of the file."""
+    return Pieces(
+        array("Q", [offset for offset, _ in on_device]),
+        array("Q", [record.storage.data_ptr() + record.begin for _, record in on_device]),
+        array("Q", [record.end - record.begin for _, record in on_device]),
+    )
+
+
+def _chunks(memory: Memory) -> "List[Tuple[int, int, Optional[threading.Event]]]":
+    """Returns (address, bytes, when it is pinned) of the memory; None: it is not to be pinned."""
+    if isinstance(memory.owners, list):
+        return [chunk for segment in memory.owners for chunk in pinning_of(segment).chunks()]
+    begins = array("Q", [0, *memory.segments[1]])
+    return [(address, end - begin, None) for address, begin, end in zip(memory.segments[0], begins, begins[1:])]
+
+
+def _version(tensor: Any) -> int:
+    """Returns how often torch has changed a tensor's values."""
+    return -1 if tensor.is_inference() else int(tensor._version)
 
 
 def views(memory: Memory, base: int, size: int) -> "List[Any]":
@@ -57,34 +169,3 @@ def views(memory: Memory, base: int, size: int) -> "List[Any]":
         torch.frombuffer((ctypes.c_char * length).from_address(address), dtype=torch.uint8)
         for address, length in zip(pieces.sources, pieces.lengths)
     ]
-
-
-def _register(segment: Segment) -> None:
-    """Registers a segment with CUDA, so that copies from a device need no bounce buffer.
-
-    If that fails, it warns once in the process, and copies go through a buffer.
-    """
-    global _warned
-    with _lock:
-        if segment.before_unmap:
-            return  # It is registered already.
-        runtime, address = torch.cuda.cudart(), segment.address
-        try:
-            code = int(runtime.cudaHostRegister(address, segment.size, 1))
-        except RuntimeError as error:
-            code, why = -1, str(error)
-        else:
-            why = f"error {code}"
-        segment.before_unmap.append(
-            functools.partial(runtime.cudaHostUnregister, address) if code == 0 else _nothing
-        )
-        if code != 0 and not _warned:
-            _warned = True
-            warnings.warn(
-                f"CUDA cannot register the daemon's memory ({why}): copies from devices go through a buffer",
-                stacklevel=2,
-            )
-
-
-def _nothing() -> None:
-    pass

@@ -55,7 +55,12 @@ class LoadPlan:
         """Fills the tensors in the order of the file, and then sets the values that are not tensors."""
         import torch
 
+        from ckptd._torch import device_fill
+        from ckptd._torch.device_fill import DevicePiece
+        from ckptd._torch.devices import devices
+
         straight: List[Tuple[int, int, int]] = []
+        on_devices: List[DevicePiece] = []
         others: List[_Pair] = []
         filled: List[Any] = []
         end = 0
@@ -71,11 +76,16 @@ class LoadPlan:
             if not _is_straight(pair) or offset < end:  # Such as a tied one, which shares its bytes.
                 others.append(pair)
                 continue
-            straight.append((offset, pair.target.data_ptr(), size))
+            address, storage = pair.target.data_ptr(), pair.target.untyped_storage()
+            if devices().has(storage):
+                on_devices.append(DevicePiece(offset, address, size, storage.device))
+            else:
+                straight.append((offset, address, size))
             filled.append(pair.target)
             end = offset + size
         with torch.no_grad():
             file.scatter(straight)
+            device_fill.fill(file, on_devices)
             for target in filled:  # Autograd does not see what native code writes: backward() must refuse the old values.
                 torch.autograd.graph.increment_version(target)
             for pair in others:
@@ -251,9 +261,14 @@ def _extent(tensor: Any) -> int:
 
 def _is_straight(pair: _Pair) -> bool:
     """Returns whether the target's memory holds the same bytes as the file, in the same order."""
+    from ckptd._torch.devices import devices
+
     saved, target = pair.saved, pair.target
+    storage = target.untyped_storage()
     return bool(
-        target.device.type == "cpu" and target.stride() == saved.stride() and _extent(saved) == saved.numel()
+        (devices().is_host(storage) or devices().has(storage))
+        and target.stride() == saved.stride()
+        and _extent(saved) == saved.numel()
     )
 
 

@@ -15,7 +15,11 @@ class _UnsupportedError(Exception):
 
 
 def rebuild(
-    saved: Any, file_size: int, sizes: Mapping[int, int], storage_at: "Callable[[int, int], Any]"
+    saved: Any,
+    file_size: int,
+    sizes: Mapping[int, int],
+    storage_at: "Callable[[int, int], Any]",
+    device: Any = "cpu",
 ) -> Optional[Any]:
     """Replaces the tensors of a state by tensors over other storages.
 
@@ -28,6 +32,7 @@ def rebuild(
         sizes: of the file's storages in bytes, by their offset in the file.
         storage_at: returns the storage for the bytes at (offset in the file, size), which is called once for
             each offset.
+        device: of those storages.
 
     Returns:
         The state, or None if it holds something that cannot be rebuilt, or a tensor whose storage
@@ -37,16 +42,19 @@ def rebuild(
         Corrupt: the file is too short for its tensors.
     """
     try:
-        return _Rebuilder(file_size, sizes, storage_at).rebuild(saved)
+        return _Rebuilder(file_size, sizes, storage_at, device).rebuild(saved)
     except (_UnsupportedError, RecursionError):
         return None
 
 
 class _Rebuilder:
-    def __init__(self, file_size: int, sizes: Mapping[int, int], storage_at: "Callable[[int, int], Any]") -> None:
+    def __init__(
+        self, file_size: int, sizes: Mapping[int, int], storage_at: "Callable[[int, int], Any]", device: Any
+    ) -> None:
         self._file_size = file_size
         self._sizes = sizes
         self._storage_at = storage_at
+        self._device = device
         self._storages: Dict[int, Any] = {}  # By their offset in the file.
         # By id(), so that an object that occurs twice stays one. None: a tuple that is being rebuilt.
         self._done: Dict[int, Any] = {}
@@ -96,7 +104,7 @@ class _Rebuilder:
         if reach_of(saved) > storage.nbytes():  # set_() would give the storage other memory.
             raise _UnsupportedError
         with torch.no_grad():
-            made = torch.empty(0, dtype=saved.dtype)
+            made = torch.empty(0, dtype=saved.dtype, device=self._device)
             made.set_(storage, saved.storage_offset(), saved.shape, saved.stride())
         if isinstance(saved, torch.nn.Parameter):
             return torch.nn.Parameter(made, requires_grad=saved.requires_grad)
@@ -109,7 +117,7 @@ class _Rebuilder:
         if begin is None:  # It was saved without bytes.
             raise _UnsupportedError
         if size == 0:
-            return torch.UntypedStorage(0)
+            return torch.UntypedStorage(0, device=self._device)
         if self._sizes.get(begin) != size:
             raise _UnsupportedError
         if begin not in self._storages:

@@ -14,6 +14,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
 
 import torch
 
+from ckptd._torch.devices import devices
 from ckptd._torch.zip_layout import archive_of
 
 _TypedStorage = torch.storage.TypedStorage
@@ -70,6 +71,7 @@ class PickledState(NamedTuple):
     pickled: bytes
     records: List[Record]  # In the order of their keys 0, 1, ...
     globals: Set[Any]  # The classes and functions that the pickle names.
+    on_device: List[Any]  # The tensors that are not in the CPU's memory.
 
 
 def pickle_state(obj: Any, compact: bool) -> PickledState:
@@ -84,13 +86,13 @@ def pickle_state(obj: Any, compact: bool) -> PickledState:
         pickled = first.run(obj)
         components = first.components() if compact else {}
         if not components:
-            return PickledState(pickled, first.records, first.globals)
+            return PickledState(pickled, first.records, first.globals, first.on_device)
         # A storage is much larger than what is used of it: pickle again, without the rest. Keep `first` until
         # then, because a new storage may get the identity of a freed one.
         second = _Pickler(components)
         pickled = second.run(obj)
         del first
-        return PickledState(pickled, second.records, second.globals)
+        return PickledState(pickled, second.records, second.globals, second.on_device)
     finally:
         if collecting:
             gc.enable()
@@ -109,6 +111,8 @@ class _Pickler(pickle.Pickler):
         self._components = components  # Identity of a storage -> its parts that become records of their own.
         self.records: List[Record] = []
         self.globals: Set[Any] = set()
+        self.on_device: List[Any] = []
+        self._has_stand_in = devices().in_cpu_memory
         # Identity of a storage, or (identity, begin of the component) -> key.
         self._keys: Dict[Any, str] = {}
         self._references: Dict[Any, _Reference] = {}
@@ -160,6 +164,9 @@ class _Pickler(pickle.Pickler):
             return NotImplemented if obj or obj.__dict__ else _EMPTY_ORDERED_DICT
         if isinstance(obj, _GLOBALS):
             self.globals.add(obj)
+        elif isinstance(obj, _Tensor) and (not obj.is_cpu or self._has_stand_in):
+            # What is pickled of a Parameter is its .data, which does not count the changes of its values.
+            self.on_device.append(obj)
         return NotImplemented
 
     def _reduce(self, tensor: Any) -> Any:
@@ -178,6 +185,8 @@ class _Pickler(pickle.Pickler):
         ):
             return NotImplemented
         storage = tensor.untyped_storage()
+        if not tensor.is_cpu or self._has_stand_in:
+            self.on_device.append(tensor)
         identity = storage._cdata
         offset = tensor.storage_offset()
         if identity in self._components:

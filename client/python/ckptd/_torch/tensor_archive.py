@@ -30,7 +30,7 @@ class TensorArchive(NamedTuple):
 def around(dtype: Any, shape: Tuple[int, ...]) -> TensorArchive:
     """Returns what torch.save writes around the elements of a plain contiguous tensor on the CPU."""
     sample = torch.empty(shape, dtype=dtype)  # Its memory is never touched.
-    pickled, records, _ = pickle_state(sample, compact=False)
+    pickled, records, *_ = pickle_state(sample, compact=False)
     size = sum(record.end - record.begin for record in records)
     layout = Layout(len(pickled), [record.end - record.begin for record in records], archive_writer.NUMBERED)
     glue, whole = layout.filled_glue(zlib.crc32(pickled)), bytearray(layout.size - size)

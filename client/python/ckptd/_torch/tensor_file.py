@@ -6,10 +6,12 @@ from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 import torch
 
 from ckptd._memory import native
+from ckptd._memory.copies import Copies
 from ckptd._memory.image import Image, JoinedImage, Memory, PiecesImage
 from ckptd._memory.native import Pieces
 from ckptd._torch import archive_writer, device_copy
 from ckptd._torch.deferred_tensors import DeferredTensors, must_defer
+from ckptd._torch.devices import devices
 from ckptd._torch.file_form import FileForm, FormRecorder
 from ckptd._torch.state_pickler import Record
 from ckptd._torch.tensor_archive import around
@@ -40,6 +42,7 @@ class TensorFile:
         self._archives: List[Tuple[int, Image]] = []  # Whole archives, of tensors that are not plain.
         self._strided: List[Tuple[int, Any]] = []
         self._on_devices: List[Tuple[int, Record]] = []
+        self._device_tensors: List[Any] = []  # Those in _on_devices.
         self._deferred = DeferredTensors()
         self._deferred_records: List[Tuple[int, Record]] = []
         self._placed: Dict[Any, Tuple[Placed, int]] = {}  # Each with the number of the piece that has its elements.
@@ -129,10 +132,11 @@ class TensorFile:
         if must_defer(tensor):
             placeholder = self._deferred.placeholder_for(tensor)
             self._deferred_records.append((self.size, Record(placeholder.untyped_storage(), 0, size)))
-        elif not tensor.is_cpu:
+        elif not devices().is_host(tensor.untyped_storage()):
             tensor = tensor.resolve_conj().resolve_neg().contiguous()
             begin = tensor.storage_offset() * tensor.element_size()
             self._on_devices.append((self.size, Record(tensor.untyped_storage(), begin, begin + size)))
+            self._device_tensors.append(tensor)
         elif tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
             self._owners.append(tensor)
             return self._add_piece(tensor.data_ptr(), size)
@@ -143,15 +147,16 @@ class TensorFile:
 
     def _fill(self) -> Any:
         """Returns the function that writes what is not contiguous memory of the CPU; None if all is."""
-        fill_rest = archive_writer.filler(self._on_devices, self._deferred_records, self._deferred)
+        fill_rest = archive_writer.filler(
+            self._on_devices, self._device_tensors, self._deferred_records, self._deferred)
         if not self._strided:
             return fill_rest
 
-        def fill(memory: Memory, base: int) -> None:
+        def fill(memory: Memory, base: int) -> Optional[Copies]:
+            copies = fill_rest(memory, base) if fill_rest is not None else None
             for offset, tensor in self._strided:
                 _write_strided(memory, base + offset, tensor)
-            if fill_rest is not None:
-                fill_rest(memory, base)
+            return copies
 
         return fill
 

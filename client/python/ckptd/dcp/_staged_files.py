@@ -111,6 +111,7 @@ FileRef = Union[StagedFileRef, InlineFile]
 def _write(image: Image, into: Any, threads: int) -> None:
     address, keep = native.address_of(into)
     image.write(Memory([(address, image.size)], keep), 0, threads)
+    image.finish()
     del keep
 
 
