@@ -28,7 +28,8 @@ from ckptd._memory.native import Pieces
 from ckptd._torch import device_copy
 from ckptd._torch.deferred_tensors import DeferredTensors
 from ckptd._torch.devices import devices
-from ckptd._torch.state_pickler import Record, pickle_state, refused_by_weights_only
+from ckptd._torch.known_states import pickle_known
+from ckptd._torch.state_pickler import Record, refused_by_weights_only
 from ckptd._torch.zip_layout import Layout
 from ckptd.errors import UnsafeGlobalsWarning
 
@@ -79,7 +80,7 @@ def own_writer_works() -> bool:
 def _lay_out(
     obj: Any, compact: bool, deferred: Optional[DeferredTensors] = None, counts_non_finite: bool = False
 ) -> Image:
-    pickled, records, found, on_device = pickle_state(obj, compact)
+    pickled, records, found, on_device = pickle_known(obj, compact)
     if not found <= _seen_globals:
         _warn_of_unsafe(found)
     sizes = tuple([record.end - record.begin for record in records])
