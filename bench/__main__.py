@@ -17,6 +17,7 @@ from bench.cases import (
     convert,
     copy,
     deepspeed_save,
+    gpu,
     handoff,
     hostile,
     memory,
@@ -37,6 +38,7 @@ class Case(NamedTuple):
     run: Callable[[BenchContext], None]
     description: str
     uses_fio: bool = False
+    only_when_named: bool = False
 
 
 CASES = {
@@ -54,6 +56,9 @@ CASES = {
     "hostile": Case(hostile.run, "saves of a job beside a hostile user of the same daemon"),
     "nodes": Case(nodes.run, "what etcd costs a save of 3 nodes, and of 256 with 64 ranks each"),
     "deepspeed": Case(deepspeed_save.run, "what save_checkpoint of DeepSpeed takes, beside DeepSpeed alone"),
+    "gpu": Case(
+        gpu.run, "a state on a GPU: blocked steps, copies and restores; needs a GPU, and runs only when named", only_when_named=True
+    ),
     "convert": Case(convert.run, "checkpoints of 4 GiB of NxD and DeepSpeed into other layouts", uses_fio=True),
 }
 COMPARE = "compare"
@@ -172,8 +177,8 @@ def main() -> int:
         folder = stack.enter_context(
             temporary_folder(options.dir.resolve(), (2 if options.quick else 12) * GIB)
         )
-        for name in CASES:
-            if name in options.cases or not options.cases:
+        for name, case in CASES.items():
+            if name in options.cases or (not options.cases and not case.only_when_named):
                 run_case(name, folder, options, results)
         if results:
             tables.append(as_table(results))

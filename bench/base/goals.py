@@ -51,7 +51,15 @@ GOALS: Dict[str, Goal] = {
     "hostile.longest_stall_s": Goal(10),
 }
 
+# A state of 10 GB on a GPU: what an overlapping save adds to its step, and to the steps while it is written; and the
+# blocking call, of the limit of its copies.
+GPU_GOALS: Dict[str, Goal] = {
+    "gpu.blocked_ms.10gb.bf16": Goal(10),
+    "gpu.step_inflation.10gb.bf16": Goal(1.02),
+    "gpu.d2h.vs_limit.10gb.bf16": Goal(0.95, at_least=True),
+}
+
 
 def goal_of(figure: str) -> "Goal | None":
     """The goal of a figure, whichever client it is of, and however many members etcd has."""
-    return GOALS.get(figure.removesuffix(".cpp").removesuffix(".3_members"))
+    return {**GOALS, **GPU_GOALS}.get(figure.removesuffix(".cpp").removesuffix(".3_members"))

@@ -13,7 +13,7 @@ from typing import Any, Dict, List
 import pytest
 
 from bench.base.context import BenchContext
-from bench.base.goals import GOALS, Goal, goal_of
+from bench.base.goals import GOALS, GPU_GOALS, Goal, goal_of
 from bench.base.result import Result
 from bench.cases import nodes
 
@@ -50,6 +50,17 @@ def test_every_goal_is_of_a_figure_beside_its_limit(
         assert rows[name][1], f"{name} does not say what it is held against"
 
 
+def test_figures_of_a_gpu_are_no_figures_where_there_is_none() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "bench", "gpu"],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 1 and "needs a GPU" in done.stderr and not done.stdout
+
+
 def test_daemons_memory_grows_by_its_goal_with_each_checkpoint(measured: Dict[str, Dict[str, Any]]) -> None:
     row = measured["scale.memory_mib"]
     (count,) = re.findall(r"beside (\d+) checkpoints", row["limit"])
@@ -64,6 +75,6 @@ def test_figures_of_all_clients_and_clusters_have_the_goal() -> None:
 
 def test_performance_page_has_the_goals() -> None:
     text = (ROOT / "docs/performance.md").read_text()
-    for name, goal in GOALS.items():
+    for name, goal in {**GOALS, **GPU_GOALS}.items():
         sign = "≥" if goal.at_least else "≤"
         assert re.search(rf"^\|.*`{re.escape(name)}`.*\| {sign} {goal.bound:g}\b", text, re.MULTILINE), f"{name} {sign} {goal.bound:g}"
