@@ -189,7 +189,7 @@ class Save {
  public:
   const std::string& tag() const;
   int64_t sequence() const;
-  Level level() const;  // As this process last heard it. Neither waits nor asks the daemon.
+  Level level() const;  // As this process last knew it. Neither waits nor asks the daemon.
   SaveTiming timing() const;
 
   // Waits until the save has reached `level`, which is kStaged, kSealed or kCommitted.

@@ -66,7 +66,7 @@ void NodesRootIo::OpenCheckpoint(std::string tag, int64_t sequence,
             callbacks_.Guard([this, sequence, release, answer = std::move(answer)](
                                  absl::StatusOr<std::shared_ptr<CheckpointReader>> opened) mutable {
               if (!opened.ok()) return Explain(sequence, opened.status(), release, std::move(answer));
-              // The same reader; when the last user has dropped it, the other nodes hear of it.
+              // The same reader; when the last user has dropped it, the other nodes are told.
               CheckpointReader* const reader = opened->get();
               answer(std::shared_ptr<CheckpointReader>(
                   reader, [release, owner = *std::move(opened)](CheckpointReader*) mutable {

@@ -163,7 +163,7 @@ void NodesRun::EndRegistration() {
 }
 
 // Binds the run to this directory, if it is the first, or compares. An etcd that is another one, or was
-// restored from a backup, may not have heard of all that is in the root: new terms, sequences and attempts
+// restored from a backup, may not know all that is in the root: new terms, sequences and attempts
 // come after those. (The number of an attempt is part of a save's name: a save of an attempt that has one of
 // the root's would be taken for a checkpoint that is there.)
 void NodesRun::BindRoot() {
@@ -206,7 +206,7 @@ void NodesRun::BindRoot() {
       const SaveState::Phase phase = FirstOf<SaveState>(found[3]).phase();
       const bool is_behind = phase == SaveState::OPEN || phase == SaveState::PROPOSED;
       const int64_t highest = is_behind ? std::max(known, newest + 1) : known;
-      // A save that etcd has not heard of, so it may not have heard of all ranks of that attempt either.
+      // Etcd does not know this save, so it may not know all ranks of that attempt either.
       const bool was_taken_back = is_registering && last.sequence() < highest;
       auto in_root = FirstOf<ledger::v1::ActiveAttempt>(found[4]);
       if ((found[5].empty() || was_taken_back) && in_root.attempt() < attempt) {
@@ -372,7 +372,7 @@ void NodesRun::FollowFileSystem() {
 }
 
 // Etcd would keep both for as long as the registration lives: the leadership, which this node may have before
-// it hears so, and a reader key.
+// it is told so, and a reader key.
 bool NodesRun::may_close() const {
   if (election_ == nullptr) return true;
   return election_->follows_another() && readers_->idle();
@@ -422,7 +422,7 @@ void NodesRun::Evict(const std::string& tag, int64_t sequence, Callback<absl::St
                  error = NotCoordinator("remove its checkpoints", options_.path)]() mutable { done(error); });
 }
 
-// What retention may count, as this node knows it: others may be removed without this node having heard of
+// What retention may count, as this node knows it: others may be removed without this node knowing of
 // it.
 std::shared_ptr<const std::set<int64_t>> NodesRun::Listed() {
   if (listed_ == nullptr) {
@@ -449,7 +449,7 @@ void NodesRun::OnCheckpointKeys(const std::vector<std::string>& changed) {
   for (const std::string& key : changed) {
     int64_t sequence = 0;
     if (!absl::SimpleAtoi(LastPartOf(key), &sequence)) continue;
-    if (key == keys.Damaged(sequence)) damages_->Heard(sequence, condemned_->Find(key));
+    if (key == keys.Damaged(sequence)) damages_->OnMark(sequence, condemned_->Find(key));
     ledger::v1::Evicting evicting;
     const std::string* const decided = condemned_->Find(key);
     if (key != keys.Evicting(sequence) || decided == nullptr || !evicting.ParseFromString(*decided)) continue;
@@ -548,7 +548,7 @@ void NodesRun::ApplyDecided(RootSnapshot* root) {
 }
 
 // What is gone may be about to be replaced, of which this node cannot know yet. The root is looked at again
-// when it hears of the saves.
+// when it is told of the saves.
 void NodesRun::KeepShown(RootSnapshot* root) {
   for (const auto& [sequence, tag] : known_) {
     if (!root->committed.contains(sequence)) root->leaving.insert(sequence);
@@ -598,12 +598,12 @@ int64_t NodesRun::MissingIn(const RootSnapshot& root) const {
                        [&tag](const auto& each) { return each.tag == tag; });
   };
   int64_t newest = known_.empty() ? 0 : known_.rbegin()->first;
-  // Retention removes only what a newer checkpoint follows; this node may hear of that one later.
+  // Retention removes only what a newer checkpoint follows; this node may be told of that one later.
   if (highest_evicted_ > 0) newest = std::max(newest, highest_evicted_ + 1);
   const bool shown = std::any_of(root.committed.lower_bound(newest), root.committed.end(),
                                  [this](const auto& checkpoint) { return !IsEvicting(checkpoint.first); });
   if (newest != 0 && !shown && (known_.empty() || !is_damaged(known_.rbegin()->second))) return newest;
-  // A save that replaces a checkpoint moves it away, and this node may hear of that later. That was the
+  // A save that replaces a checkpoint moves it away, and this node may be told of that later. That was the
   // latest one, where all newer ones are suspect.
   int64_t latest = 0;
   for (const auto& [sequence, checkpoint] : root.committed) {

@@ -75,7 +75,7 @@ void NodesRun::SkipAfter(const SaveId& save, Duration silence) {
   if (saves_ != nullptr) saves_->SkipAfter(NameOf(save), silence);
 }
 
-// Etcd does not hear of it. The engine may have promised the memory for it before it hears that.
+// Etcd is not told of it. The engine may have promised the memory for it before it is told.
 void NodesRun::Refuse(const SaveId& save, const absl::Status& why) {
   savings_.at(save).given_up = why;
   options_.post(callbacks_.Guard([this, save, why] {
@@ -84,7 +84,7 @@ void NodesRun::Refuse(const SaveId& save, const absl::Status& why) {
   }));
 }
 
-// A rank that begins it later hears the same.
+// A rank that begins it later is told the same.
 void NodesRun::TellAgain(const SaveId& save) {
   options_.post(
       callbacks_.Guard([this, save, why = savings_.at(save).given_up] { hooks_.failed(save, why); }));
@@ -226,7 +226,7 @@ void NodesRun::OnFailed(const SaveId& save, const absl::Status& why) {
   hooks_.failed(save, why);
 }
 
-// A later registration may hear it again.
+// A later registration may be told again.
 void NodesRun::OnReleased(const SaveId& save) {
   const auto found = savings_.find(save);
   if (found == savings_.end() || std::exchange(found->second.released, true)) return;

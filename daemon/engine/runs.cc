@@ -108,8 +108,8 @@ void Engine::Impl::UseSharedLedger(Run* run) {
 }
 
 // A daemon that was killed may have published a checkpoint that its history does not have yet. Once retention
-// or a re-save has taken it, a late rank would hear that it was lost. What the history has dropped in time is
-// older than all that it has.
+// or a re-save has taken it, a late rank would be told that it was lost. What the history has dropped in time
+// is older than all that it has.
 void Engine::Impl::RecordMissingOutcomes(Run* run, const std::vector<RecoveredSave>& recovered) {
   const auto was_dropped = [&](const storage::v1::ManifestSummary& summary) {
     if (summary.attempt() == run->active_attempt) return false;
@@ -126,10 +126,10 @@ void Engine::Impl::RecordMissingOutcomes(Run* run, const std::vector<RecoveredSa
        ++entry, ++looked_at) {
     const storage::v1::ManifestSummary& summary = entry->second.summary;
     const auto& outcomes = run->ledger->record().outcomes();
-    const bool heard = std::any_of(
+    const bool is_known = std::any_of(
         outcomes.begin(), outcomes.end(),
         [&](const storage::v1::Outcome& outcome) { return outcome.sequence() == summary.sequence(); });
-    if (heard || !summary.adopted_from().empty() || was_dropped(summary)) continue;
+    if (is_known || !summary.adopted_from().empty() || was_dropped(summary)) continue;
     storage::v1::Outcome& outcome = missing.emplace_back();
     outcome.set_tag(summary.tag());
     outcome.set_ordinal(summary.ordinal());
@@ -144,15 +144,15 @@ void Engine::Impl::RecordMissingOutcomes(Run* run, const std::vector<RecoveredSa
 }
 
 // What an earlier daemon had begun and neither it nor a service manager has kept is lost: the history says so
-// even when no trainer is left to hear it. A living trainer may offer the save again: its outcome then takes
+// even when no trainer is left to be told. A living trainer may offer the save again: its outcome then takes
 // the place of this one (EndedSaves::ForgetLost).
 void Engine::Impl::RecordLostSaves(Run* run, const std::vector<RecoveredSave>& recovered) {
   for (const RecoveredSave& save : recovered) {
     const auto& outcomes = run->ledger->record().outcomes();
-    const bool heard =
+    const bool is_known =
         std::any_of(outcomes.begin(), outcomes.end(),
                     [&](const storage::v1::Outcome& outcome) { return outcome.sequence() == save.sequence; });
-    if (save.published || save.replaced || heard || recovery_.Holds(*run, save.sequence)) continue;
+    if (save.published || save.replaced || is_known || recovery_.Holds(*run, save.sequence)) continue;
     storage::v1::Outcome outcome;  // Its ordinal is not known: no key of a client names it.
     outcome.set_tag(save.tag);
     outcome.set_attempt(run->active_attempt);

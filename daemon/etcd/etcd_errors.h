@@ -1,4 +1,4 @@
-// What etcd's errors mean: whether to ask again, and what the caller hears.
+// What etcd's errors mean: whether to ask again, and what the caller is told.
 #ifndef CKPTD_DAEMON_ETCD_ETCD_ERRORS_H_
 #define CKPTD_DAEMON_ETCD_ETCD_ERRORS_H_
 
@@ -39,7 +39,7 @@ enum class NextTry {
 
 struct EtcdFailure {
   NextTry next = NextTry::kNone;
-  absl::Status error;  // What the caller hears if there is no next try.
+  absl::Status error;  // What the caller is told if there is no next try.
 };
 
 // `code` and `message` are those of the failed call.

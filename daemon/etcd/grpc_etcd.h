@@ -16,7 +16,7 @@
 
 namespace ckptd {
 
-// What was last heard of a member of etcd.
+// The last known state of a member of etcd.
 struct EtcdMemberState {
   std::string endpoint;
   std::optional<bool> answers;  // nullopt: it was not asked yet.

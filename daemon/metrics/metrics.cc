@@ -165,8 +165,7 @@ void AddCluster(const v1::ClusterStatus& cluster, std::vector<prometheus::Metric
   const Labels labels = {{"node", cluster.node()}};
   AddGauge(families, "ckptd_node_registered", "1 while etcd knows this daemon by its node's name.",
            cluster.registered() ? 1 : 0, labels);
-  AddGauge(families, "ckptd_nodes", "Registered nodes, as this daemon has last heard of them.",
-           cluster.nodes_size());
+  AddGauge(families, "ckptd_nodes", "Registered nodes, as this daemon last knew them.", cluster.nodes_size());
   Gauges lost("ckptd_node_lost_leases_total", "How often this daemon was registered and then no longer.");
   lost.BeCounters();
   lost.Set(static_cast<double>(cluster.lost_leases()), labels);

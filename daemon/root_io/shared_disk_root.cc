@@ -248,7 +248,7 @@ absl::StatusOr<SharedRootIo::Published> SharedDiskRoot::Publish(
   }
   if (IsRefusal(published.status())) return SharedRootIo::Published{0, published.status()};
   if (!IsForGood(published.status())) return published.status();
-  // It is out of the way before anybody hears that it is given up: nobody can publish it after that.
+  // It is out of the way before any node is told that it is given up: none can publish it after that.
   CKPTD_RETURN_IF_ERROR(store->Discard(publication.save.name));
   return SharedRootIo::Published{0, published.status()};
 }

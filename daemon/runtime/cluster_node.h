@@ -48,7 +48,7 @@ class ClusterNode {
   // For a follower that cannot go on under this registration, and says why: the next OnTick ends it, and
   // registers the node with another one.
   void RegisterAnew(const absl::Status& why) { membership_.RegisterAnew(why); }
-  // Gives the name up, and does not register again. Followers hear null first: nothing more is written in
+  // Gives the name up, and does not register again. Followers are told null first: nothing more is written in
   // this node's name. Call it once.
   void Release(NodeRegistration::Done released);
   v1::ClusterStatus Status() const;
@@ -64,7 +64,7 @@ class ClusterNode {
   // ClusterNode.
   using Follower = std::function<void(const NodeIdentity*)>;
   // Calls `follower` now, and whenever a registration is gained or lost, until the returned object is
-  // destroyed. A lease that has ended is heard of once the next OnTick has found out.
+  // destroyed. That a lease has ended is known once the next OnTick has found out.
   [[nodiscard]] std::shared_ptr<const Follower> Follow(Follower follower);
 
  private:

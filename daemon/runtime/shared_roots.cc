@@ -10,7 +10,7 @@
 
 namespace ckptd {
 
-// Hears of each registration for as long as the engine has the root open.
+// Is told each registration for as long as the engine has the root open.
 class SharedRoots::OpenRun : public NodesRun {
  public:
   OpenRun(SharedRoots* roots, SharedFilesIo* files, NodesRun::Options options)

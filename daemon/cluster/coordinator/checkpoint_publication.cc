@@ -175,7 +175,7 @@ void CheckpointPublication::OnFound(const absl::StatusOr<SharedPlace>& place) {
                                save_.state.tag(), "; save again")));
     return Next(Step::kGiveUp);
   }
-  // An earlier coordinator has moved it there, and was not heard after that.
+  // An earlier coordinator has moved it there, and ended before it could say so.
   given_up_ = EndOf(MakeError(
       absl::StatusCode::kAlreadyExists, reason::kTagForeign,
       absl::StrCat("something that is no checkpoint of ckptd's had the place of ", save_.state.tag())));

@@ -238,7 +238,7 @@ void SaveCoordinator::Decide(Save& save, const SaveView& view) {
   if (NeedsSettling(now.state, view)) decisions_.Settle(now, leadership_.held, Decided(save));
 }
 
-// Every rank hears it, also on nodes that can write there.
+// Every rank is told, also on nodes that can write there.
 ledger::v1::SaveEnd SaveCoordinator::NoDirectory(const SharedSave& save, const absl::Status& why) const {
   return EndOf(
       Annotate(why, absl::StrCat("node \"", options_.node.name,

@@ -23,7 +23,7 @@ void DamageKeys::SetNode(const NodeIdentity* node) {
   calls_.SetRegistered(true);
 }
 
-void DamageKeys::Heard(int64_t sequence, const std::string* value) {
+void DamageKeys::OnMark(int64_t sequence, const std::string* value) {
   ledger::v1::DamageMark mark;
   if (value == nullptr || !mark.ParseFromString(*value)) return;
   Set(sequence, mark.has_damage() ? Damage(mark.damage()) : std::nullopt);

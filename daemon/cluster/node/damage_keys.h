@@ -23,7 +23,7 @@
 
 namespace ckptd {
 
-// Knows the marks of all nodes as the owner hears of them, over all registrations, and writes those of this
+// Knows the marks of all nodes as the owner is told of them, over all registrations, and writes those of this
 // one. Used on one thread.
 class DamageKeys {
  public:
@@ -47,7 +47,7 @@ class DamageKeys {
   void OnTick() { calls_.OnTick(); }
 
   // What `damaged/<sequence>` holds; null: there is no such key.
-  void Heard(int64_t sequence, const std::string* value);
+  void OnMark(int64_t sequence, const std::string* value);
 
   // OK: it is marked, and `changed` has run. As CheckpointDamage; LEDGER_UNAVAILABLE after the patience.
   void Mark(const storage::v1::Damage& damage, Done marked);

@@ -91,7 +91,7 @@ void ReaderKeys::Begun(int64_t sequence, const absl::Status& begun) {
     Step(sequence);
 }
 
-// The key tells the other nodes that this one reads until that was answered, so no reader hears OK meanwhile.
+// The key tells the other nodes that this one reads until that was answered, so no reader gets OK meanwhile.
 void ReaderKeys::End(int64_t sequence, Instant deadline) {
   reading_.at(sequence).key = Key::kEnding;
   calls_.Ask<absl::Status>(

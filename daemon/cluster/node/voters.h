@@ -16,7 +16,7 @@
 
 namespace ckptd {
 
-// Its ranks by node, and the registrations of all nodes; not their votes, of which each node would hear from
+// Its ranks by node, and the registrations of all nodes; not their votes, which each node would get from
 // each other one. Used on one thread.
 class Voters {
  public:

@@ -22,7 +22,7 @@ absl::Status ResumeFailed(const std::string& tag, const std::vector<int>& ranks,
                    {{"tag", tag}, {"ranks", JoinRanks(ranks)}});
 }
 
-// What all nodes of a shared run have agreed on stays so: ranks that have heard it train on. (In a run of one
+// What all nodes of a shared run have agreed on stays so: ranks that were told train on. (In a run of one
 // node they are the only ones who would ask.)
 bool IsWithdrawn(const Run& run, const Ledger::ResumeChoice& choice) {
   return run.catalog.IsDamaged(choice.sequence) && (run.shared == nullptr || !choice.agreed);
@@ -239,7 +239,7 @@ void ResumeBarrier::Decide(Run* run, PendingResume pending, bool is_decided) {
                             });
 }
 
-// Another node has marked it. This one offers an older checkpoint once it has heard so.
+// Another node has marked it. This one offers an older checkpoint once it knows that.
 void ResumeBarrier::HearOfDamage(Run* run, int64_t sequence, PendingResume pending) {
   if (run->catalog.Find(sequence) != nullptr && !run->catalog.IsDamaged(sequence))
     pending.stage = Stage::kHearing;
@@ -392,7 +392,7 @@ void ResumeBarrier::TellOtherNodes(Run* run, int64_t attempt, const absl::Status
   if (run->shared == nullptr || agreement == nullptr || agreement->agreed) return;
   const int64_t sequence = agreement->sequence != 0 ? agreement->sequence : agreement->decided;
   if (sequence == 0) return;
-  // An earlier call is answered that it is replaced. The ranks that wait for it hear `error` from the caller.
+  // An earlier call is answered that it is replaced. The ranks that wait for it get `error` from the caller.
   if (std::exchange(agreement->writing, false)) agreement->finished.clear();
   run->shared->FinishResume(attempt, sequence, error, clock_->Now() + kLongestTelling,
                             [](const absl::Status&) {});
@@ -439,11 +439,11 @@ void ResumeBarrier::AnswerFinishes(Run* run, int64_t attempt, const absl::Status
 // ---- events
 
 void ResumeBarrier::OnDamageRecorded(Run* run, int64_t sequence) {
-  bool heard = false;
+  bool is_known = false;
   for (auto& [id, pending] : states_.Of(run).resumes) {
     if (pending.stage != Stage::kHearing) continue;
     pending.stage = Stage::kReady;
-    heard = true;
+    is_known = true;
   }
   if (run->catalog.IsDamaged(sequence)) {
     std::vector<int64_t> attempts;
@@ -452,17 +452,17 @@ void ResumeBarrier::OnDamageRecorded(Run* run, int64_t sequence) {
     }
     for (int64_t attempt : attempts) RejectDamaged(run, attempt, sequence);
   }
-  if (heard) Continue(run);
+  if (is_known) Continue(run);
 }
 
 // Takes the decision back unless every rank has read its part of it, and tells the ranks that wait.
 void ResumeBarrier::RejectDamaged(Run* run, int64_t attempt, int64_t sequence) {
   const absl::Status error = DamageError(*run->catalog.Find(sequence)->damage);
   AskDecision(run, attempt, [this, run, attempt, sequence, error](absl::StatusOr<Decision> decided) {
-    if (!IsOn(run, attempt, sequence)) return;  // Its ranks have heard it when the first one finished anew.
+    if (!IsOn(run, attempt, sequence)) return;  // Its ranks were told when the first one finished anew.
     const bool stands = decided.ok() && decided->has_value();
     if (stands && (*decided)->sequence == sequence && !IsWithdrawn(*run, **decided))
-      return;  // The ranks hear that all have read it.
+      return;  // The ranks are told that all have read it.
     TellOtherNodes(run, attempt, error);
     if (!stands || (*decided)->agreed) return FailAgreement(run, attempt, error);
     ++states_.Of(run).asking;

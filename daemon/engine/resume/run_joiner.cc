@@ -111,7 +111,7 @@ void RunJoiner::Join(SessionId session, Run* run, const v1::JoinRunRequest& requ
   });
 }
 
-// It ended while the ledger was asked, which has heard of its end before it knew of it.
+// It ended while the ledger was asked, which was told the end before it knew the session.
 void RunJoiner::EndIfGone(const std::string& run_name, const std::string& instance) {
   Run* run = hooks_.find_run(run_name);
   if (run != nullptr && !sessions_->InstanceLives(instance)) run->ledger->ProcessEnded(instance);

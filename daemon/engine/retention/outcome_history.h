@@ -2,7 +2,7 @@
 //
 // Retention waits for it: a checkpoint may be evicted only when the history on disk says how the save that
 // replaces it ended. Otherwise a daemon that is killed may leave neither the checkpoint nor its outcome, and
-// a late rank would hear that its save was lost.
+// a late rank would be told that its save was lost.
 #ifndef CKPTD_DAEMON_ENGINE_RETENTION_OUTCOME_HISTORY_H_
 #define CKPTD_DAEMON_ENGINE_RETENTION_OUTCOME_HISTORY_H_
 

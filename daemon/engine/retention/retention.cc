@@ -196,7 +196,7 @@ std::vector<int64_t> Retention::Victims(const Run& run, int64_t resumed) const {
   if (!KeptLast(run)) return {};
   const State& state = states_.Of(&run);
   if (!state.pointers_known) return {};
-  // The policy and what the ledger leaves alone are those of the newest checkpoint. A node hears of a policy
+  // The policy and what the ledger leaves alone are those of the newest checkpoint. A node is told a policy
   // before it reads the checkpoint: until then it would ask the ledger about an older launch.
   if (run.shared != nullptr && NewestSequence(run.catalog) != state.policy_sequence) return {};
   if (run.shared != nullptr && NewestSequence(run.catalog) > state.retained_as_of) return {};

@@ -55,7 +55,7 @@ void Catalog::Replace(std::map<int64_t, CommittedCheckpoint> committed,
     const auto found = committed.find(sequence);
     if (found != committed.end() && !found->second.damage) found->second.damage = known.damage;
   }
-  // Also what was listed after its removal had been decided: a node hears of the two in any order.
+  // Also what was listed after its removal had been decided: a node is told the two in any order.
   withdrawn_.clear();
   for (const int64_t sequence : leaving) {
     const auto listed = committed_.find(sequence);

@@ -50,7 +50,7 @@ class Catalog {
   const CommittedCheckpoint& Add(CommittedCheckpoint checkpoint);
   void Remove(int64_t sequence);
   // Another node removes it, because of a newer one. It is listed until the newer one is, which this node may
-  // hear of later: what is the newest never goes back.
+  // are told later: what is the newest never goes back.
   void Withdraw(int64_t sequence);
   // Removes every generation of `tag`: a newer one takes its place.
   void RemoveTag(const std::string& tag);

@@ -322,7 +322,7 @@ void SaveIntake::BeginPart(Save* save, const Member& member, const v1::BeginRequ
 // A retry, perhaps from a new session after the daemon was restarted.
 void SaveIntake::BeginAgain(Save* save, Part& part, const Member& member, Reply<v1::BeginResponse> reply) {
   if (part.sealed && part.session == 0 && part.instance == member.instance) {
-    // The rank sealed the part with an earlier daemon and never got the answer. It hears how the save ends.
+    // The rank sealed the part with an earlier daemon and never got the answer. It is told how the save ends.
     part.begin_replies.push_back(std::move(reply));
     return;
   }

@@ -39,9 +39,9 @@ class RunCoordinator {
   };
 
   // `changed` runs with the coordinator, and then with each later one. `ended` runs once if this daemon can
-  // neither become coordinator nor hear of one any longer: NODE_REPLACED, and errors of etcd_errors.h but for
-  // LEDGER_UNAVAILABLE and LEDGER_FULL, after which it continues. Either may destroy this object. `etcd` and
-  // `clock` must outlive it.
+  // neither become coordinator nor be told of one any longer: NODE_REPLACED, and errors of etcd_errors.h but
+  // for LEDGER_UNAVAILABLE and LEDGER_FULL, after which it continues. Either may destroy this object. `etcd`
+  // and `clock` must outlive it.
   RunCoordinator(Etcd* etcd, Clock* clock, Options options, std::function<void(const Leadership&)> changed,
                  std::function<void(const absl::Status&)> ended);
 

@@ -177,7 +177,7 @@ void EtcdLedger::ReadActive() {
       request, While("reading the active attempt"),
       callbacks_.Guard([this](const absl::StatusOr<etcdserverpb::RangeResponse>& found) {
         if (ReasonOf(found.status()) == ledger_reason::kUnavailable) return ReadActive();
-        if (!found.ok()) return;  // Every decision hears the same error.
+        if (!found.ok()) return;  // Every decision gets the same error.
         SawActive(RunState(keys_, options_.node.name, {{found->kvs().begin(), found->kvs().end()}}).active());
         WatchActive(found->header().revision() + 1);
       }));

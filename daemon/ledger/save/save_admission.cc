@@ -43,7 +43,7 @@ bool Stands(const ledger::v1::NodeVote& no, const ledger::v1::NodeVote& yes, con
 
 ledger::v1::SaveEnd Unused() {
   ledger::v1::SaveEnd end;
-  end.set_reason("UNUSED");  // No rank hears it.
+  end.set_reason("UNUSED");  // No rank is told.
   end.set_message("another save has the next sequence");
   return end;
 }

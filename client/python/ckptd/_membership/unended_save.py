@@ -7,7 +7,7 @@ from ckptd._session.session import Session
 
 
 class UnendedSave(abc.ABC):
-    """A save that this rank has sealed, and whose end it has not heard of. Thread-safe."""
+    """A save that this rank has sealed, and whose end it does not know. Thread-safe."""
 
     tag: str
     number: int  # Its place in the order in which this rank began its saves, from 1.
@@ -17,7 +17,7 @@ class UnendedSave(abc.ABC):
     @property
     @abc.abstractmethod
     def level(self) -> int:
-        """The types.Level that was heard of last."""
+        """The types.Level that was known last."""
 
     @property
     @abc.abstractmethod

@@ -79,11 +79,11 @@ class ResumeReporter(ReadReporter):
 
     def fail(self, why: str) -> None:
         if self.fault is not None:
-            return  # The other ranks have heard of the damage.
+            return  # The other ranks know of the damage.
         try:
             self._send_outcome(RPC_SECONDS, failure=_cut(why, _MAX_TEXT_BYTES))
         except errors.CkptdError as error:
-            _log.debug("ckptd: the other ranks do not hear why this one does not resume: %s", error)
+            _log.debug("ckptd: the other ranks are not told why this one does not resume: %s", error)
 
     def _send_damage(self, damage: Any) -> None:
         self._send_outcome(RPC_SECONDS, damage=damage)

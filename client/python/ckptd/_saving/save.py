@@ -64,7 +64,7 @@ class Save:
 
     @property
     def level(self) -> str:
-        """How far the save has come, as last heard of; does not block.
+        """How far the save has come, as last known; does not block.
 
         One of ``"open"``, ``"staged"``, ``"sealed"`` and ``"committed"``; or, if it did not become a
         checkpoint, ``"skipped"``, ``"superseded"``, ``"failed"`` or ``"indeterminate"``.

@@ -128,7 +128,7 @@ class SaveRecovery:
         if save.has_ended() or save.daemon_instance == instance:
             return
         known = _find(joined, save)
-        # The daemon has it; the watcher hears the rest.
+        # The daemon has it; the watcher is told the rest.
         if known is not None and known.level >= types.STAGED:
             save.assign_to(instance)
             return

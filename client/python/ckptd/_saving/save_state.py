@@ -63,7 +63,7 @@ class SaveState:
 
     @property
     def level(self) -> int:
-        """The types.Level that was heard of last."""
+        """The types.Level that was known last."""
         return self._level
 
     @property
@@ -218,13 +218,13 @@ class SaveState:
         """Wakes the waiters; logs a failure that has none. Returns whether the save has ended."""
         with self._lock:
             ended, error = self.has_ended(), self._error(types.COMMITTED)
-            is_heard = self._num_waiting > 0 or bool(self._futures) or self._level == types.SKIPPED
+            is_awaited = self._num_waiting > 0 or bool(self._futures) or self._level == types.SKIPPED
             is_first, self._has_announced_end = ended and not self._has_announced_end, ended
             self._changed.notify_all()
         if is_first and error is not None and not quiet:
             if not isinstance(error, errors.Skipped):
                 self.membership.add_failure(error)
-            if not is_heard:
+            if not is_awaited:
                 _log.warning("ckptd: %s", error)
         self._settle_futures()
         return ended

@@ -538,7 +538,7 @@ class PartUpload(UnendedSave):
                 session.call(session.checkpoints.Abort, request, _ABORT_SECONDS)
                 break
             except errors.NotFound:
-                # The daemon has not heard of this save. But the other ranks wait for this one in their Begin; or
+                # The daemon does not know this save. But the other ranks wait for this one in their Begin; or
                 # this rank's Begin is still on its way, and would leave a save behind that is never sealed. Begin it,
                 # so that there is a save that can be aborted.
                 with uninterrupted():

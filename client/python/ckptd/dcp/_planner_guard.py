@@ -1,4 +1,4 @@
-"""Hears of a planner that fails on one rank after DCP has last asked whether one has failed."""
+"""Notices a planner that fails on one rank after DCP has last asked whether one has failed."""
 
 import weakref
 from typing import Any, Callable, Sequence
