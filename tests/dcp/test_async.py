@@ -1,6 +1,7 @@
 """async_save and install(): what has returned is safe, and failures are heard of."""
 
 import os
+import pathlib
 
 import pytest
 
@@ -254,3 +255,63 @@ def test_repeated_saves_give_whole_checkpoints_also_after_one_that_failed_on_one
         check(ranks, f"{root}/s-{number}", number)
         ranks.do(f"dcp.load(into, storage_reader=FileSystemReader({f'{root}/s-{number}'!r}))")
         assert ranks.do("states.differences(wanted, into)") == [[], []]
+
+
+# Devices for a machine without any; a copy waits until stand_in.gate is set.
+STAND_IN = f"""
+import sys; sys.path.insert(0, {str(pathlib.Path(__file__).parents[1])!r})
+from harness.stand_in_devices import StandInDevices
+from ckptd._torch import devices as devices_module
+stand_in = StandInDevices()
+devices_module.replace(stand_in)
+weight = stand_in.tensor(torch.ones(300_000))
+"""
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_async_save_returns_while_devices_copy(start_processes, daemon, root, session_folder, world_size):
+    ranks = start_processes(daemon.endpoint, world_size)
+    store = os.path.join(session_folder, f"overlap-{world_size}")
+    for rank, process in enumerate(ranks):
+        process.start(
+            STAND_IN + f"dist.init_process_group('gloo', store=dist.FileStore({store!r}, {world_size}), "
+            f"rank={rank}, world_size={world_size})"
+        )
+    for process in ranks:
+        process.result(60)
+    for number, change in enumerate(("weight.zero_()", "weight.add_(5)")):
+        # The second one by the plan of the first.
+        for process in ranks:
+            process.start(
+                "stand_in.gate.clear()\n"
+                f"writer = Writer({root + f'/s{number}'!r}, stage='overlap')\n"
+                "saved = ckptd.dcp.async_save({'weight': weight, 'bias': torch.arange(10.0)}, storage_writer=writer)"
+            )
+        for process in ranks:
+            process.result(60)
+        # One of the ranks saves the tensors, which both have.
+        assert [process.do("saved.staging_completion.done()") for process in ranks].count(False) == 1
+        for process in ranks:
+            process.do(f"stand_in.gate.set(); saved.staging_completion.result(60); {change}", 90)
+        for process in ranks:
+            process.do("saved.upload_completion.result(60)", 90)
+    for number, value in enumerate((1.0, 0.0)):
+        ranks[0].do(
+            "into = {'weight': torch.full((300_000,), 7.0), 'bias': torch.zeros(10)}\n"
+            f"dcp.load(into, storage_reader=FileSystemReader({root + f'/s{number}'!r}), no_dist=True)"
+        )
+        assert ranks[0].do("[float(into['weight'].min()), float(into['weight'].max()), float(into['bias'][9])]") == [value, value, 9.0]
+
+
+def test_change_while_devices_copy_is_an_error_and_no_checkpoint(start_processes, daemon, root):
+    (process,) = start_processes(daemon.endpoint, 1)
+    process.do(STAND_IN)
+    process.do(
+        "stand_in.gate.clear()\n"
+        f"writer = Writer({root + '/s'!r}, stage='overlap')\n"
+        "saved = ckptd.dcp.async_save({'weight': weight}, storage_writer=writer, no_dist=True)\n"
+        "weight.zero_(); stand_in.gate.set()"
+    )
+    assert "was changed" in process.fails("saved.result(60)", 90).message
+    process.do("saved.staging_completion.result(60)", 90)
+    assert not os.path.exists(root + "/s")

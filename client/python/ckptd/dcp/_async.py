@@ -1,6 +1,7 @@
 """Saving without waiting for the disk, and the future that tells how it ended."""
 
 import concurrent.futures
+import contextlib
 import gc
 import logging
 from typing import Any, Optional
@@ -20,14 +21,13 @@ class SaveFuture(concurrent.futures.Future):  # type: ignore[type-arg]
     It serves as DCP's ``AsyncSaveResponse``, too.
 
     Attributes:
-        staging_completion (Future): done: the state may change.
+        staging_completion (Future): the state may change when it is done: at once, unless devices still copy.
         upload_completion (Future): this future.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.staging_completion: "concurrent.futures.Future[None]" = concurrent.futures.Future()
-        self.staging_completion.set_result(None)
         self.upload_completion = self
         self._is_asked = False
 
@@ -50,15 +50,22 @@ class SaveFuture(concurrent.futures.Future):  # type: ignore[type-arg]
         self._is_asked = True
         return super().exception(timeout)
 
+    def end_staging(self) -> None:
+        """Notes that the state may change. No-op the second time."""
+        with contextlib.suppress(concurrent.futures.InvalidStateError):
+            self.staging_completion.set_result(None)
+
     def fail(self, error: BaseException, path: str) -> None:
         """Sets the error, and logs it unless result() or exception() was called before."""
+        self.end_staging()
         if not self._is_asked:
             _log.warning("ckptd: %s is not a checkpoint: %s", path, error)
         self.set_exception(error)
 
 
 def save_async(state_dict: Any, writer: Any, **arguments: Any) -> SaveFuture:
-    """Saves; returns when all ranks' parts are sealed. Errors are the future's.
+    """Saves; returns when all ranks' parts are sealed, or when devices copy them with ``stage="overlap"``. Errors are
+    the future's.
 
     It plans, copies and seals on this thread: afterwards nothing needs this process.
 
@@ -72,7 +79,7 @@ def save_async(state_dict: Any, writer: Any, **arguments: Any) -> SaveFuture:
     future, path, chosen = SaveFuture(), writer.checkpoint_id, writer.options
     is_collecting = gc.isenabled()
     gc.disable()  # Nothing of a plan is garbage, and collections take longer than planning.
-    writer.options = chosen._replace(wait="sealed")
+    writer.options = chosen._replace(wait="begun" if chosen.stage == "overlap" else "sealed")
     try:
         metadata = save_state(state_dict, writer, **arguments)
         assert writer.save is not None  # save_state() has called the writer.
@@ -93,5 +100,6 @@ def save_async(state_dict: Any, writer: Any, **arguments: Any) -> SaveFuture:
         else:
             future.fail(error, path)
 
+    writer.save.future("staged").add_done_callback(lambda _: future.end_staging())
     saved.add_done_callback(end)
     return future

@@ -8,7 +8,7 @@ import os
 import pickle
 import threading
 import uuid
-from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Literal, Mapping, NamedTuple, Optional, Tuple, Union
 
 import torch.distributed as dist
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
@@ -22,6 +22,7 @@ from ckptd._paths import step_of
 from ckptd._ranks import is_distributed
 from ckptd._saving.part import Part
 from ckptd._saving.save import LevelName, Save
+from ckptd._saving.save_options import StageName, check_stage
 from ckptd.dcp import _directory, _names
 from ckptd.dcp._async import SaveFuture
 from ckptd.dcp._files import Assignment, Files, LazyFiles, PlannedFiles, SaveRecord, storage_data_of
@@ -42,8 +43,9 @@ class Options(NamedTuple):
     keep: Optional[Keep]
     metrics: Optional[Mapping[str, float]]
     step: Optional[int]
-    wait: LevelName
+    wait: "Union[LevelName, Literal['begun']]"  # "begun": nothing, while devices copy.
     timeout: float
+    stage: StageName
 
     @property
     def file_count(self) -> Optional[int]:
@@ -75,7 +77,8 @@ class Writer(StorageWriter, Stager):
     call returns, every tensor has been copied once, into the daemon's memory, and may change.
 
     ``dcp.async_save`` with a Writer returns after that copy: it plans, copies and hands over on the calling
-    thread, and its thread only waits for the commit.
+    thread, and its thread only waits for the commit. With ``stage="overlap"`` the copy from a GPU goes on beside
+    the next forward and backward pass; ``staging_completion`` is done when it is.
 
     Args:
         path (str or os.PathLike): the checkpoint's directory. ``checkpoint_id`` of the call replaces it.
@@ -95,6 +98,8 @@ class Writer(StorageWriter, Stager):
         wait (str): what ``dcp.save`` waits for: ``"committed"``, or ``"sealed"``: every rank's part is with
             the daemon, which finishes even if all ranks are killed. Default: ``"committed"``
         timeout (float): seconds to wait for room, and for ranks that do not save. Default: 120
+        stage (str): as in :meth:`ckptd.Run.save`: what ``dcp.async_save`` waits for, of tensors on a GPU. All ranks
+            give the same. Default: ``"blocking"``
 
     Raises:
         ValueError: an argument is not supported.
@@ -119,6 +124,7 @@ class Writer(StorageWriter, Stager):
         step: Optional[int] = None,
         wait: LevelName = "committed",
         timeout: float = ADMISSION_SECONDS,
+        stage: StageName = "blocking",
     ) -> None:
         super().__init__()
         Stager.__init__(self)
@@ -138,7 +144,9 @@ class Writer(StorageWriter, Stager):
             )
         self._path = _place_to_save(path)
         keep = keep_of_arguments(retention, num_kept_ckpts)
-        self.options = Options(single_file_per_rank, thread_count, overwrite, keep, metrics, step, wait, timeout)
+        self.options = Options(
+            single_file_per_rank, thread_count, overwrite, keep, metrics, step, wait, timeout, check_stage(stage)
+        )
         self._now = _Saving()
 
     # ---- StorageWriter, in the order of the calls
@@ -390,6 +398,7 @@ class Writer(StorageWriter, Stager):
             "metrics": options.metrics,
             "timeout": options.timeout,
             "ranks": ranks or None,
+            "stage": options.stage,
         }
         if assignment.rank == 0 or not self._now.use_collectives:
             self._now.part = run.begin(self._place.tag, **arguments)
@@ -417,9 +426,11 @@ class Writer(StorageWriter, Stager):
 
     def _await(self, save: Save) -> None:
         """Waits for what ``wait`` names."""
-        save.wait(self.options.wait, process.settings.timeout)
-        # A sealed save may still fail: what was set aside stays until the end of the save is known.
-        if self._now.is_unfinished and self.options.wait == "sealed" and _directory.has_aside(self._place):
+        wait = self.options.wait
+        if wait != "begun":
+            save.wait(wait, process.settings.timeout)
+        # A save may still fail: what was set aside stays until its end is known.
+        if self._now.is_unfinished and wait != "committed" and _directory.has_aside(self._place):
             settle = functools.partial(_directory.settle, self._place)
             save.future("committed").add_done_callback(lambda _: settle())
             self._now.is_unfinished = False
