@@ -140,16 +140,20 @@ void Publisher::OnPublished(int64_t save_id, PublishResult result) {
 // The save is complete on disk, and the publish has changed nothing. It is tried again after the scan of a
 // read-only root, else after a pause.
 void Publisher::TryLater(Save* save, const absl::Status& why) {
+  Run* const run = save->run;
   Publication& publication = publications_.at(save->id);
   publication.under_way = false;
-  Decide(save->id, {.phase = Decision::kSealed});
-  if (ReasonOf(why) == reason::kRootReadOnly) return scanner_->AwaitScan(save->run);
-  if (++publication.tries == 1) {
-    observer_->OnWarning(absl::StrCat(
-        "the save of ", save->run->path, "/", save->key.tag,
-        " is complete and could not be published yet, which is tried again: ", std::string(why.message())));
+  const bool after_scan = ReasonOf(why) == reason::kRootReadOnly;
+  if (!after_scan) {
+    if (++publication.tries == 1) {
+      observer_->OnWarning(absl::StrCat(
+          "the save of ", run->path, "/", save->key.tag,
+          " is complete and could not be published yet, which is tried again: ", std::string(why.message())));
+    }
+    publication.again_at = clock_->Now() + Backoff(publication.tries);
   }
-  publication.again_at = clock_->Now() + Backoff(publication.tries);
+  Decide(save->id, {.phase = Decision::kSealed});  // It may end the save.
+  if (after_scan) scanner_->AwaitScan(run);
 }
 
 // ---- events

@@ -110,8 +110,8 @@ void SaveDriver::OnChanged(Run* run, const SaveId& id, const Decision& decision)
     case Decision::kSealed:
     case Decision::kPublishing:
       if (HasNoPart(*save)) return hooks_.fail(save, MemoryGone(save->key));
-      OnSealedEverywhere(save);
-      return decision.phase == Decision::kSealed ? save->life.Postponed() : save->life.Publishing();
+      decision.phase == Decision::kSealed ? save->life.Postponed() : save->life.Publishing();
+      return OnSealedEverywhere(save);  // Last: what follows from it may end the save.
     case Decision::kCommitted:
       return OnCommitted(save);
     case Decision::kUnknown:
