@@ -134,6 +134,26 @@ def test_early_change_is_an_error_and_no_checkpoint(
     assert "was changed" in str(run.failures()[-1])
 
 
+@pytest.mark.parametrize("layer", [torch.nn.BatchNorm1d, torch.nn.InstanceNorm1d], ids=["BatchNorm", "InstanceNorm"])
+def test_forward_pass_may_change_small_tensors(
+    daemon: Any, run: ckptd.Run, devices: StandInDevices, layer: Any
+) -> None:
+    """Such as statistics: torch does not count the changes of those of InstanceNorm."""
+    model = torch.nn.Sequential(torch.nn.Linear(200, 200), layer(200, track_running_stats=True))
+    for tensor in model.state_dict().values():
+        devices.tensor(tensor)
+    expected = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    devices.gate.clear()
+    save = run.save("t", files={"model.pt": model.state_dict()}, stage="overlap")
+    model(torch.randn(7, 200) if layer is torch.nn.BatchNorm1d else torch.randn(200, 200)[None])
+    assert not torch.equal(model[1].running_mean, expected["1.running_mean"])
+    devices.gate.set()
+    save.wait(timeout=20)
+    back = loaded(daemon, "t")
+    assert back.keys() == expected.keys()
+    assert all(torch.equal(back[name], tensor) for name, tensor in expected.items())
+
+
 def test_next_save_waits_until_the_last_one_is_staged(daemon: Any, run: ckptd.Run, devices: StandInDevices) -> None:
     devices.gate.clear()
     first = run.save("t0", files={"model.pt": state_on(devices)}, stage="overlap")

@@ -112,7 +112,7 @@ def test_file_that_could_not_be_written_leaves_its_place_to_the_next_one(daemon:
     class Unreadable(Image):
         size = 5000
 
-        def write(self, memory: Any, base: int, threads: int) -> None:
+        def write(self, memory: Any, base: int, threads: int, overlaps: bool = False) -> None:
             raise OSError("as the test wants")
 
     daemon.ahead = 2

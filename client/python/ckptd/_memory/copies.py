@@ -15,10 +15,6 @@ class Copies(abc.ABC):
         """Blocks until the bytes are in the daemon's memory. RuntimeError if a device has failed."""
 
     @abc.abstractmethod
-    def outlive_call(self) -> None:
-        """Announces that the call which has begun the copies returns before they are done."""
-
-    @abc.abstractmethod
     def hold_devices(self) -> None:
         """Has the devices begin what the caller gives them from now on after the copies.
 

@@ -61,10 +61,10 @@ class Image:
 
     size = 0  # In bytes.
 
-    def write(self, memory: Memory, base: int, threads: int) -> None:
+    def write(self, memory: Memory, base: int, threads: int, overlaps: bool = False) -> None:
         """Copies the content to the offset `base`, with several threads where that helps.
 
-        What lies on devices is copied when all copies() are finished.
+        What lies on devices is copied when all copies() are finished. overlaps: the training goes on before that.
         """
         raise NotImplementedError
 
@@ -95,15 +95,14 @@ class PiecesImage(Image):
         size: int,
         pieces: Pieces,
         owners: Any,
-        fill: "Optional[Callable[[Memory, int], Optional[Copies]]]" = None,
+        fill: "Optional[Callable[[Memory, int, bool], Optional[Copies]]]" = None,
         formats: "Optional[array[int]]" = None,
     ) -> None:
         """
         Args:
             pieces: all of the content that is in the CPU's memory.
             owners: what keeps the pieces' memory.
-            fill: writes the rest to a memory, for a file that begins at an offset in it; returns the copies that
-                go on.
+            fill: as write(), for the rest; returns the copies that go on.
             formats: array('B') of the number format of each piece (native.FLOAT_FORMATS): write() counts the
                 numbers that are not finite.
         """
@@ -116,9 +115,9 @@ class PiecesImage(Image):
         # How many numbers are not finite, after write(). None if not all of them were counted.
         self.non_finite: Optional[int] = None
 
-    def write(self, memory: Memory, base: int, threads: int) -> None:
+    def write(self, memory: Memory, base: int, threads: int, overlaps: bool = False) -> None:
         if self._fill is not None:
-            self._copies = self._fill(memory, base)  # First: devices copy while the CPU does.
+            self._copies = self._fill(memory, base, overlaps)  # First: devices copy while the CPU does.
         if self._formats is None:
             native.copy(memory.segments, base, self._pieces, 0, self.size, threads)
         else:
@@ -154,9 +153,9 @@ class JoinedImage(Image):
         self.size = size
         self._parts = parts
 
-    def write(self, memory: Memory, base: int, threads: int) -> None:
+    def write(self, memory: Memory, base: int, threads: int, overlaps: bool = False) -> None:
         for offset, part in self._parts:
-            part.write(memory, base + offset, threads)
+            part.write(memory, base + offset, threads, overlaps)
 
     def copies(self) -> List[Copies]:
         return [copies for _, part in self._parts for copies in part.copies()]
@@ -172,7 +171,7 @@ class WrittenImage(Image):
         self.size = size
         self._produce = produce
 
-    def write(self, memory: Memory, base: int, threads: int) -> None:
+    def write(self, memory: Memory, base: int, threads: int, overlaps: bool = False) -> None:
         done = 0
 
         def put(data: Any) -> None:

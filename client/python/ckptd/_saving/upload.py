@@ -134,9 +134,7 @@ class PartUpload(UnendedSave):
                 continue
             if self._options.overlaps and file.image.copies():
                 self._overlapping.append(file)
-                for copies in file.image.copies():
-                    copies.outlive_call()
-                    self.state.copies.append(copies)
+                self.state.copies += file.image.copies()
             else:
                 file.image = None
 
@@ -353,7 +351,7 @@ class PartUpload(UnendedSave):
             written.append(file.image)
             begin = time.monotonic()
             if self._memory is not None:
-                file.image.write(self._memory, file.offset, self.membership.copy_threads)
+                file.image.write(self._memory, file.offset, self.membership.copy_threads, self._options.overlaps)
             elif file.size:
                 self._stream(session, file)
             file.written, file.memory = joined, self._memory

@@ -138,9 +138,9 @@ def filler(
     tensors: List[Any],
     deferred_records: "List[Tuple[int, Record]]",
     deferred: Optional[DeferredTensors],
-) -> "Optional[Callable[[Memory, int], Optional[Copies]]]":
-    """Returns a function that writes the records that are not in the CPU's memory, and returns the copies that go on;
-    None if all are.
+) -> "Optional[Callable[[Memory, int, bool], Optional[Copies]]]":
+    """Returns a function that writes the records that are not in the CPU's memory, see device_copy.filler(); None if all
+    are.
 
     tensors: those that use `on_devices`.
     """
@@ -149,8 +149,8 @@ def filler(
         return fill_from_devices
     deferred.expect(deferred_records)
 
-    def fill(memory: Memory, base: int) -> Optional[Copies]:
-        copies = fill_from_devices(memory, base) if fill_from_devices is not None else None
+    def fill(memory: Memory, base: int, overlaps: bool) -> Optional[Copies]:
+        copies = fill_from_devices(memory, base, overlaps) if fill_from_devices is not None else None
         deferred.fill(deferred_records, memory, base)
         return copies
 

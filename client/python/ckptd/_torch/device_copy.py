@@ -20,19 +20,23 @@ from ckptd._torch.pinning import pinning_of
 _QUEUED_AT_ONCE = 800
 _QUEUED_SECONDS = 600.0  # For the copies of one file to be queued, while the memory is pinned.
 
+# Such as statistics that a forward pass changes, which torch does not count for all of its layers.
+_SMALL_BYTES = 64 << 10
+
 # What a file begins, see filler().
-Fill = Callable[[Memory, int], "copies.Copies"]
+Fill = Callable[[Memory, int, bool], "copies.Copies"]
+_Records = List[Tuple[int, Any]]  # (offset in the file, Record) of each.
 
 
 def filler(on_devices: "Sequence[Tuple[int, Any]]", tensors: "Sequence[Any]") -> Fill:
     """Returns a function that begins to copy records from devices to the memory of a file, which begins at an
-    offset in it.
+    offset in it; and whether the training goes on before the copies are done.
 
     Args:
         on_devices: (offset in the file, Record) of each. TypeError if one is on a device that is not CUDA's.
         tensors: those that use the records, to notice a change.
     """
-    by_device: "Dict[Any, List[Tuple[int, Any]]]" = {}
+    by_device: "Dict[Any, _Records]" = {}
     for one in on_devices:
         by_device.setdefault(one[1].storage.device, []).append(one)
     kinds = sorted({device.type for device, own in by_device.items() if not devices().has(own[0][1].storage)})
@@ -40,19 +44,28 @@ def filler(on_devices: "Sequence[Tuple[int, Any]]", tensors: "Sequence[Any]") ->
         raise TypeError(
             f"tensors on {', '.join(kinds)} cannot be saved from that device: copy them to the CPU first (tensor.cpu())"
         )
-    return lambda memory, base: DeviceCopies(by_device, tensors, memory, base)
+    return lambda memory, base, overlaps: DeviceCopies(by_device, tensors, memory, base, overlaps)
 
 
 class DeviceCopies(copies.Copies):
     """The copies of one file, queued in the order of the file behind what computes the values now."""
 
     def __init__(
-        self, by_device: "Dict[Any, List[Tuple[int, Any]]]", tensors: "Sequence[Any]", memory: Memory, base: int
+        self,
+        by_device: "Dict[Any, _Records]",
+        tensors: "Sequence[Any]",
+        memory: Memory,
+        base: int,
+        overlaps: bool,
     ) -> None:
         """Queues the copies, unless that would take long: then finish() does."""
+        if overlaps:
+            change_hooks.install()
+            tensors = _large(by_device, tensors)
+            by_device = {device: _with_snapshots(own) for device, own in by_device.items()}
         self._kept: Any = (by_device, memory)  # Until the copies are done.
         self._base = base
-        self._versions = [(tensor, _version(tensor)) for tensor in tensors]
+        self._versions = [(tensor, _version(tensor)) for tensor in tensors] if overlaps else []
         self._changed = ""
         self._changes_lock = threading.Lock()
         self._looks_for_changes = True
@@ -90,9 +103,6 @@ class DeviceCopies(copies.Copies):
         for stream in self._pieces:
             with contextlib.suppress(RuntimeError):
                 devices().await_event(devices().record(stream))
-
-    def outlive_call(self) -> None:
-        change_hooks.install()
 
     def hold_devices(self) -> None:
         if not self._queued.wait(_QUEUED_SECONDS):
@@ -140,7 +150,44 @@ class DeviceCopies(copies.Copies):
                 devices().copy(stream, segments, self._base, pieces, first, last)
 
 
-def _pieces(on_device: "List[Tuple[int, Any]]") -> Pieces:
+def _is_small(record: Any) -> bool:
+    return bool(record.end - record.begin <= _SMALL_BYTES)
+
+
+def _with_snapshots(on_device: "_Records") -> "_Records":
+    """Returns the records with all small ones copied on the device, behind what is queued on the caller's stream: what
+    comes later may change them.
+    """
+    small = [record for _, record in on_device if _is_small(record)]
+    if not small:
+        return on_device
+    with torch.no_grad():
+        device = small[0].storage.device
+        flat = torch.cat(
+            [
+                torch.empty(0, dtype=torch.uint8, device=device).set_(record.storage)[record.begin : record.end]
+                for record in small
+            ]
+        )
+    found, begin = [], 0
+    for offset, record in on_device:
+        if _is_small(record):
+            end = begin + record.end - record.begin
+            record, begin = record._replace(storage=flat.untyped_storage(), begin=begin, end=end), end
+        found.append((offset, record))
+    return found
+
+
+def _large(by_device: "Dict[Any, _Records]", tensors: "Sequence[Any]") -> "List[Any]":
+    """Returns the tensors that not only small records have."""
+    large = {
+        record.storage._cdata for own in by_device.values() for _, record in own if not _is_small(record)
+    }
+    plain = (torch.Tensor, torch.nn.Parameter)  # Another one may have no storage of its own.
+    return [tensor for tensor in tensors if type(tensor) not in plain or tensor.untyped_storage()._cdata in large]
+
+
+def _pieces(on_device: "_Records") -> Pieces:
     """Returns what a device copies, in the order of the file."""
     return Pieces(
         array("Q", [offset for offset, _ in on_device]),

@@ -152,8 +152,8 @@ class TensorFile:
         if not self._strided:
             return fill_rest
 
-        def fill(memory: Memory, base: int) -> Optional[Copies]:
-            copies = fill_rest(memory, base) if fill_rest is not None else None
+        def fill(memory: Memory, base: int, overlaps: bool) -> Optional[Copies]:
+            copies = fill_rest(memory, base, overlaps) if fill_rest is not None else None
             for offset, tensor in self._strided:
                 _write_strided(memory, base + offset, tensor)
             return copies
