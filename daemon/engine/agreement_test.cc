@@ -114,6 +114,42 @@ TEST_F(AgreementTest, NoRankContinuesBeforeEveryRankHasReadItsPart) {
   EXPECT_TRUE(first.status().ok() && second.status().ok() && last.status().ok());
 }
 
+TEST_F(AgreementTest, RetentionLeavesTheOtherModelAloneAfterASaveWhoseOutcomeWasUnknown) {
+  const auto before = Launch("a", 1);
+  SaveAll(before, "one", 1, /*keep=*/2);
+  SaveAll(before, "two", 2, /*keep=*/2);
+  RunQueued([&] { return disks_[1]->committed.size() == 2; });
+  engine_->SessionClosed(before[0], "ended");
+  const auto ranks = Launch("b", 1);
+  ASSERT_EQ(ResumedFrom(ranks[0], 0), "two");
+  auto failed = FinishOf(0, "two");
+  failed.set_failure("it is of another model");
+  ASSERT_TRUE(Finish(ranks[0], failed).status().ok());
+  ios_[1]->publish_result = {PublishOutcome::kIndeterminate, ErrnoError(EIO, "syncing the root")};
+  ios_[1]->errors["Rescan"] = ErrnoError(EIO, "scanning");
+  SaveAll(ranks, "other", 1);
+  const auto unknown = Wait(ranks[0], Key(0, "other"));
+  ASSERT_EQ(unknown.get().checkpoint().level(), v1::INDETERMINATE);
+  // It was published.
+  storage::v1::ManifestSummary& summary = disks_[1]->committed[unknown.get().checkpoint().sequence()].summary;
+  summary.set_tag("other");
+  summary.set_sequence(unknown.get().checkpoint().sequence());
+  summary.set_attempt(2);
+  ios_[1]->errors.clear();
+  AdvanceClock(std::chrono::seconds(2));
+  ASSERT_THAT(Tags(), ElementsAre("other", "two", "one")) << "the scan has found it";
+  // The end of any save has retention look again.
+  const auto request = BeginOf(0, "ended", 2, 100);
+  ASSERT_TRUE(Begin(ranks[0], request).status().ok());
+  v1::AbortRequest abort;
+  *abort.mutable_key() = request.key();
+  Answer<v1::AbortResponse> aborted;
+  engine_->Abort(As(ranks[0]), abort, aborted.reply());
+  RunQueued();
+  ASSERT_TRUE(aborted.status().ok());
+  EXPECT_THAT(Tags(), ElementsAre("other", "two", "one"));
+}
+
 TEST_F(AgreementTest, DamageFoundByOneRankGivesAllRanksNextOlderCheckpoint) {
   const auto ranks = Restarted(3);
   for (int rank : {0, 1, 2}) ASSERT_EQ(ResumedFrom(ranks[rank], rank), "two");

@@ -1,5 +1,6 @@
 // Runs: loading what a root holds, lost saves, fencing, the end of a session.
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -31,6 +32,12 @@ int64_t HighestAttempt(const storage::v1::RunRecord& record) {
   return highest;
 }
 
+std::set<int64_t> Sequences(const Catalog& catalog) {
+  std::set<int64_t> sequences;
+  for (const auto& [sequence, checkpoint] : catalog.committed()) sequences.insert(sequence);
+  return sequences;
+}
+
 }  // namespace
 
 absl::StatusOr<Run*> Engine::Impl::FindRun(const Caller& caller, const std::string& name) {
@@ -55,6 +62,7 @@ void Engine::Impl::LoadSnapshot(Run* run, RootSnapshot snapshot) {
   }
   run->probe = std::move(snapshot.probe);
   disk_.SetFreeBytes(run, run->probe.free_bytes);
+  const std::set<int64_t> known = Sequences(run->catalog);
   run->catalog.Replace(std::move(snapshot.committed), std::move(snapshot.damaged), snapshot.leaving);
   trash_.SetBytes(run, snapshot.trash_bytes);
   retention_.SetPointers(run, std::move(snapshot.pointers));
@@ -64,6 +72,11 @@ void Engine::Impl::LoadSnapshot(Run* run, RootSnapshot snapshot) {
     if (!run->catalog.committed().empty())
       run->ledger->RaiseSequence(run->catalog.committed().rbegin()->first);
     run->ledger->RaiseAttempt(HighestAttempt(run->catalog));
+    // A save whose outcome was not known is a checkpoint of its attempt. Retention asks the ledger what that
+    // attempt has left of another model before it removes anything.
+    for (const auto& [sequence, checkpoint] : run->catalog.committed()) {
+      if (!known.contains(sequence)) run->ledger->Committed(checkpoint.summary.attempt());
+    }
     return;
   }
   if (run->shared != nullptr) return UseSharedLedger(run);
