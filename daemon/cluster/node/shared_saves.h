@@ -97,7 +97,7 @@ class SharedSaves {
   // `retention`: which checkpoints its ranks keep after the commit; unset: none of them names that.
   // SAVE_CONFLICT ends a save for which two nodes name different ones.
   void Accept(const SaveName& name, const std::optional<storage::v1::RetentionPolicy>& retention = {});
-  // Before the admission: this node has no room. Later: its parts have failed, or somebody has aborted the
+  // Before the admission: this node has no room. Later: its parts have failed, or a rank has aborted the
   // save. That ends it on all nodes, unless its publication was decided before.
   void Fail(const SaveName& name, const absl::Status& why);
   // After ADMITTED: all ranks of this node have sealed their parts.

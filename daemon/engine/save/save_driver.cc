@@ -110,7 +110,8 @@ void SaveDriver::OnChanged(Run* run, const SaveId& id, const Decision& decision)
     case Decision::kSealed:
     case Decision::kPublishing:
       if (HasNoPart(*save)) return hooks_.fail(save, MemoryGone(save->key));
-      decision.phase == Decision::kSealed ? save->life.Postponed() : save->life.Publishing();
+      if (decision.phase == Decision::kSealed) save->life.Postponed();
+      if (decision.phase == Decision::kPublishing) save->life.Publishing();
       return OnSealedEverywhere(save);  // Last: what follows from it may end the save.
     case Decision::kCommitted:
       return OnCommitted(save);
