@@ -10,6 +10,7 @@ import pytest
 import torch
 from ckptd._memory import copies
 from ckptd._torch import pinning
+from harness.stand_in_devices import await_pinning
 
 STAGES = ("blocking", "overlap")
 MANY = 16 << 20  # Elements; their copy takes longer than the call.
@@ -130,7 +131,7 @@ def test_memory_is_pinned(run: ckptd.Run) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         run.save("t", files={"model.pt": {"weight": torch.ones(MANY, device="cuda")}}).wait(timeout=60)
-        pinning.await_idle()
+        await_pinning()
     assert pinning.pinned_bytes() >= 4 * MANY and not copies.in_flight()
 
 

@@ -9,12 +9,20 @@ from typing import Any, Callable, List, Set, Tuple
 
 import torch
 from ckptd._memory import native
+from ckptd._torch import pinning
 from ckptd._torch.devices import Devices
 
 # The type of cudaMemcpyAsync.
 RuntimeCopy = ctypes.CFUNCTYPE(
     ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p
 )
+
+
+def await_pinning() -> None:
+    """Waits until all memory that was to be pinned, or unpinned, so far is so."""
+    done = threading.Event()
+    pinning._post(done.set)
+    assert done.wait(30)
 
 
 class StandInStream:

@@ -22,7 +22,7 @@ from ckptd._memory.native import Pieces
 from ckptd._torch import devices as devices_module
 from ckptd._torch import device_copy, device_fill, pinning
 from harness import until
-from harness.stand_in_devices import StandInDevices, RuntimeCopy
+from harness.stand_in_devices import RuntimeCopy, StandInDevices, await_pinning
 
 NUMBERS = 300_000  # float32: a tensor lies in two segments of the daemon.
 
@@ -35,7 +35,7 @@ def devices() -> Iterator[StandInDevices]:
     stand_in.gate.set()
     stand_in.pin_gate.set()
     copies.finish_all()
-    pinning.await_idle()
+    await_pinning()
     devices_module.replace(before)
 
 
@@ -271,7 +271,7 @@ def test_memory_that_cannot_be_pinned_is_used_all_the_same(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         run.save("t", files={"model.pt": state_on(devices)}).wait(timeout=20)
-        pinning.await_idle()
+        await_pinning()
     assert torch.equal(loaded(daemon, "t")["weight"], torch.ones(NUMBERS))
     assert ["cannot be pinned (error 2)" in str(one.message) for one in caught] == [True]
 
@@ -283,7 +283,7 @@ def test_pinned_bytes_have_a_limit(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         run.save("t", files={"model.pt": state_on(devices)}).wait(timeout=20)
-        pinning.await_idle()
+        await_pinning()
     assert not devices.pinned and torch.equal(loaded(daemon, "t")["weight"], torch.ones(NUMBERS))
 
 

@@ -74,8 +74,10 @@ def _fill_window(file: VerifiedFile, stream: Any, buffer: _Buffer, window: "List
             column.append(value)
         at += piece.size
     file.scatter(targets)
-    devices().copy(stream, (array("Q", [address]), array("Q", [at])), 0, columns, 0, at, out=True)
-    buffer.event = devices().record(stream)
+    try:
+        devices().copy(stream, (array("Q", [address]), array("Q", [at])), 0, columns, 0, at, out=True)
+    finally:  # Also if only some of the copies were queued: they read the buffer.
+        buffer.event = devices().record(stream)
 
 
 def _windows(pieces: "List[DevicePiece]", size: int) -> Any:

@@ -1,8 +1,8 @@
 """Pins the daemon's segments for copies from devices, chunk by chunk, in a thread of its own.
 
 A segment is pinned once, beside the first save that uses it, and unpinned when it is unmapped. Pinning takes
-about as long as copying, and the runtime holds up other calls of the process meanwhile: so no trainer's thread
-does it, and a chunk is small.
+longer than copying, and the runtime holds up other calls of the process meanwhile: so no trainer's thread does
+it, and a chunk is small.
 """
 
 import atexit
@@ -18,6 +18,7 @@ from ckptd._session.segments import Segment
 from ckptd._torch.devices import devices
 
 CHUNK_BYTES = 64 << 20
+_EXIT_SECONDS = 10.0  # That the interpreter waits, at its exit, for the chunk that is being pinned.
 
 _lock = threading.Lock()
 _thread_lock = threading.RLock()  # Reentrant: the end of a segment may be noticed at any point.
@@ -85,13 +86,6 @@ def pinned_bytes() -> int:
     return _pinned_bytes
 
 
-def await_idle() -> None:
-    """Blocks until everything asked for so far is done."""
-    done = threading.Event()
-    _post(done.set)
-    done.wait()
-
-
 def _pin(segment: "weakref.ref[Segment]", pinning: Pinning) -> None:
     kept = segment()  # Not unmapped meanwhile.
     if kept is not None:
@@ -125,7 +119,7 @@ def _end() -> None:
     _is_exiting.set()
     _tasks.put(lambda: None)
     if _thread is not None:
-        _thread.join()
+        _thread.join(_EXIT_SECONDS)
 
 
 def _over_limit(size: int) -> str:

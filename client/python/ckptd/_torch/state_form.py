@@ -9,8 +9,26 @@ from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 import torch
 
 _Tensor, _strided, _OrderedDict = torch.Tensor, torch.strided, collections.OrderedDict
+# Named tensors, which torch refuses to save. Older versions of torch only.
 _has_names = getattr(torch.Tensor, "has_names", None)
 _SCALARS = frozenset((str, int, bool, type(None)))
+
+
+def is_plain(tensor: Any) -> bool:
+    """Returns whether the pickle of a torch.Tensor holds nothing but its storage, dtype, shape, stride, offset and
+    requires_grad. Called for every tensor of a state while its user waits.
+    """
+    return not (
+        tensor.layout is not _strided
+        or not (tensor.is_cpu or tensor.is_cuda)
+        or tensor.is_nested
+        or tensor.is_quantized
+        or tensor.is_neg()
+        or (tensor.is_complex() and tensor.is_conj())
+        or tensor._backward_hooks
+        or tensor.__dict__
+        or (_has_names is not None and _has_names(tensor))
+    )
 
 
 class StateForm(NamedTuple):
@@ -79,23 +97,12 @@ class _Walk:
         if number < len(self.tensors):
             self.key += (_Tensor, number)
             return
-        dtype = tensor.dtype
-        if (
-            tensor.layout is not _strided
-            or not (tensor.is_cpu or tensor.is_cuda)
-            or tensor.is_nested
-            or tensor.is_quantized
-            or tensor.is_neg()
-            or (dtype.is_complex and tensor.is_conj())
-            or tensor._backward_hooks
-            or tensor.__dict__
-            or (_has_names is not None and _has_names(tensor))
-        ):
+        if not is_plain(tensor):
             raise _UnusualError
         storage = tensor.untyped_storage()
         self.tensors.append(tensor)
         self.key += (
-            dtype,
+            tensor.dtype,
             tensor.shape,
             tensor.stride(),
             tensor.storage_offset(),

@@ -15,14 +15,13 @@ from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
 import torch
 
 from ckptd._torch.devices import devices
+from ckptd._torch.state_form import is_plain
 from ckptd._torch.zip_layout import archive_of
 
 _TypedStorage = torch.storage.TypedStorage
 _UntypedStorage = torch.UntypedStorage
 _rebuild_v2 = torch._utils._rebuild_tensor_v2
 _rebuild_v3 = getattr(torch._utils, "_rebuild_tensor_v3", None)
-# Named tensors, which torch refuses to save. Older versions of torch only.
-_has_names = getattr(torch.Tensor, "has_names", None)
 _STORAGE_TYPES: Dict[Any, Any] = {
     torch.float64: torch.DoubleStorage,
     torch.float32: torch.FloatStorage,
@@ -42,7 +41,7 @@ _NEW_DTYPES = frozenset(
     getattr(torch.storage, "_new_dtypes", lambda: ())() if _rebuild_v3 is not None else ()
 )
 _STORAGE_TYPES.update((dtype, _UntypedStorage) for dtype in _NEW_DTYPES)
-_Tensor, _strided, _OrderedDict = torch.Tensor, torch.strided, collections.OrderedDict
+_Tensor, _OrderedDict = torch.Tensor, collections.OrderedDict
 _cpu = torch.device("cpu")
 _EMPTY_ORDERED_DICT = (_OrderedDict, ())
 _NO_STORAGES = frozenset(
@@ -172,17 +171,7 @@ class _Pickler(pickle.Pickler):
     def _reduce(self, tensor: Any) -> Any:
         dtype = tensor.dtype
         storage_type = _STORAGE_TYPES.get(dtype)  # The table has no quantized dtype.
-        if (
-            storage_type is None
-            or tensor.layout is not _strided
-            or not (tensor.is_cpu or tensor.is_cuda)
-            or tensor.is_nested
-            or tensor.is_neg()
-            or (dtype.is_complex and tensor.is_conj())
-            or tensor._backward_hooks
-            or tensor.__dict__
-            or (_has_names is not None and _has_names(tensor))
-        ):
+        if storage_type is None or not is_plain(tensor):
             return NotImplemented
         storage = tensor.untyped_storage()
         if not tensor.is_cpu or self._has_stand_in:
