@@ -60,7 +60,7 @@ SAVE = [
             "Commit step 1: the store makes and syncs a directory whose name was never used before, and "
             "allocates the manifest's space."
         ),
-        ("daemon/root_io/threaded_root_io.cc", "storage/commit/root_store.cc"),
+        ("daemon/root_io/threaded_root_io.cc", "storage/commit/local/root_store.cc"),
     ),
     Step(
         ENGINE,
@@ -126,7 +126,7 @@ SAVE = [
             "Commit step 3: the record that all files of this rank are on disk. The engine marks the "
             "part as durable."
         ),
-        ("storage/commit/root_store.cc", "storage/commit/disk_file.cc"),
+        ("storage/commit/local/root_store.cc", "storage/commit/checkpoint/disk_file.cc"),
     ),
     Step(
         ENGINE,
@@ -146,7 +146,7 @@ SAVE = [
             "Commit steps 4 and 5: manifest, sync of every directory, one rename, sync of both parents. "
             "Step 6: pointer files."
         ),
-        ("storage/commit/publish.cc", "storage/format/manifest.cc", "storage/commit/pointers.cc"),
+        ("storage/commit/local/publish.cc", "storage/format/manifest.cc", "storage/commit/steps/pointers.cc"),
     ),
     Step(
         ENGINE,
@@ -163,7 +163,7 @@ SAVE = [
         META,
         "evict old checkpoints",
         "Commit step 7: retention renames each victim to trash; a thread with idle priority deletes it.",
-        ("daemon/engine/retention/retention.cc", "storage/commit/trash.cc"),
+        ("daemon/engine/retention/retention.cc", "storage/commit/local/trash.cc"),
     ),
 ]
 
@@ -188,7 +188,7 @@ RESTORE = [
             "When the sealed saves of older attempts are published, the ledger decides for the attempt and "
             "writes the decision into the run record. Every rank gets the same answer."
         ),
-        ("daemon/engine/resume/resume_barrier.cc", "storage/ledger/local_ledger.cc", "storage/commit/records.cc"),
+        ("daemon/engine/resume/resume_barrier.cc", "storage/ledger/local_ledger.cc", "storage/commit/steps/records.cc"),
     ),
     Step(
         META,
@@ -200,8 +200,8 @@ RESTORE = [
         ),
         (
             "daemon/root_io/threaded_root_io.cc",
-            "storage/commit/root_store.cc",
-            "storage/commit/checkpoint_dir.cc",
+            "storage/commit/local/root_store.cc",
+            "storage/commit/checkpoint/checkpoint_dir.cc",
         ),
     ),
     Step(
@@ -258,7 +258,7 @@ RESTORE = [
             "The agreement barrier: when every rank has finished, the ledger records that. On damage "
             "the mark in .ckptd/damaged is durable first, and all ranks go back to step 1."
         ),
-        ("daemon/engine/resume/resume_barrier.cc", "storage/ledger/local_ledger.cc", "storage/commit/records.cc"),
+        ("daemon/engine/resume/resume_barrier.cc", "storage/ledger/local_ledger.cc", "storage/commit/steps/records.cc"),
     ),
     Step(
         ENGINE,
@@ -313,7 +313,11 @@ LAYERS: List[Tuple[str, List[Tuple[str, str]]]] = [
     ("daemon/ledger/", [("keys", "the keys of etcd")]),
     ("daemon/", [("succession", "from one daemon to the next")]),
     ("daemon/", [("memory", "the pool"), ("base", "loops, workers"), ("config", "the configuration"), ("etcd", "its client")]),
-    ("storage/", [("commit", "publish, recover, scan")]),
+    ("storage/commit/", [("local", "a root of one node"), ("shared", "a root of several nodes")]),
+    ("storage/commit/shared/", [("save", "in flight, published, removed")]),
+    ("storage/commit/shared/", [("run", "its id, record and term")]),
+    ("storage/commit/", [("steps", "steps and checks of any root")]),
+    ("storage/commit/", [("checkpoint", "its directory, read and verified")]),
     ("storage/", [("io", "I/O queues"), ("ledger", "attempts, sequences")]),
     ("storage/", [("fs", "file systems"), ("format", "manifests, names")]),
     ("storage/", [("base", "errors, clocks, checksums")]),

@@ -7,7 +7,7 @@
 #include "client/ckptctl/commands.h"
 #include "client/ckptctl/text.h"
 #include "storage/base/status_macros.h"
-#include "storage/commit/shared_run_id.h"
+#include "storage/commit/shared/run/shared_run_id.h"
 #include "storage/fs/posix_file_system.h"
 
 namespace ckptd::ctl {

@@ -1,5 +1,5 @@
 // `verify` and `repaired`: check what is on disk, and tell a daemon that is there.
-#include "storage/commit/verify.h"
+#include "storage/commit/checkpoint/verify.h"
 
 #include <sys/stat.h>
 

@@ -9,7 +9,7 @@
 #include "ckptd/storage/v1/storage.pb.h"
 #include "storage/base/errors.h"
 #include "storage/base/status_macros.h"
-#include "storage/commit/verify.h"
+#include "storage/commit/checkpoint/verify.h"
 #include "storage/format/names.h"
 
 namespace ckptd {

@@ -22,8 +22,8 @@
 #include "client/cpp/resident_files.h"
 #include "storage/base/errors.h"
 #include "storage/base/status_macros.h"
-#include "storage/commit/checkpoint_dir.h"
-#include "storage/commit/disk_file.h"
+#include "storage/commit/checkpoint/checkpoint_dir.h"
+#include "storage/commit/checkpoint/disk_file.h"
 #include "storage/fs/posix_file_system.h"
 
 namespace ckptd::client {

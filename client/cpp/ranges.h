@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "client/cpp/copy.h"
-#include "storage/commit/disk_file.h"
+#include "storage/commit/checkpoint/disk_file.h"
 
 namespace ckptd::client {
 

@@ -16,7 +16,7 @@
 #include "client/cpp/handoff.h"
 #include "client/cpp/mapping.h"
 #include "client/cpp/session.h"
-#include "storage/commit/disk_file.h"
+#include "storage/commit/checkpoint/disk_file.h"
 
 namespace ckptd::client {
 

@@ -15,7 +15,7 @@
 #include "daemon/ledger/state/run_root.h"
 #include "storage/base/errors.h"
 #include "storage/base/reasons.h"
-#include "storage/commit/shared_scan.h"
+#include "storage/commit/shared/shared_scan.h"
 
 namespace ckptd {
 

@@ -8,8 +8,8 @@
 #include "google/protobuf/util/message_differencer.h"
 #include "storage/base/errors.h"
 #include "storage/base/status_macros.h"
-#include "storage/commit/disk_file.h"
-#include "storage/commit/verify.h"
+#include "storage/commit/checkpoint/disk_file.h"
+#include "storage/commit/checkpoint/verify.h"
 
 namespace ckptd {
 namespace {

@@ -20,7 +20,7 @@
 #include "daemon/root_io/opened_root.h"
 #include "daemon/root_io/root_threads.h"
 #include "storage/base/status_macros.h"
-#include "storage/commit/foreign.h"
+#include "storage/commit/checkpoint/foreign.h"
 #include "storage/io/check_images.h"
 
 namespace ckptd {

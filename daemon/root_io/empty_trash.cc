@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "absl/status/status.h"
-#include "storage/commit/root_store.h"
+#include "storage/commit/local/root_store.h"
 
 namespace ckptd {
 namespace {

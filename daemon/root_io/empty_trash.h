@@ -8,7 +8,7 @@
 #include "absl/status/statusor.h"
 #include "daemon/root_io/file_system_workers.h"
 #include "daemon/root_io/threaded_root.h"
-#include "storage/commit/types.h"
+#include "storage/commit/steps/types.h"
 
 namespace ckptd {
 

@@ -12,7 +12,7 @@
 #include "daemon/root_io/file_system_workers.h"
 #include "storage/base/clock.h"
 #include "storage/base/mutex.h"
-#include "storage/commit/shared_scan.h"
+#include "storage/commit/shared/shared_scan.h"
 #include "storage/io/part_writer.h"
 #include "storage/io/probe.h"
 

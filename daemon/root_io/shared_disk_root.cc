@@ -7,9 +7,9 @@
 #include "storage/base/errors.h"
 #include "storage/base/reasons.h"
 #include "storage/base/status_macros.h"
-#include "storage/commit/commit_rules.h"
-#include "storage/commit/look_again.h"
-#include "storage/commit/scan.h"
+#include "storage/commit/checkpoint/scan.h"
+#include "storage/commit/shared/run/look_again.h"
+#include "storage/commit/steps/commit_rules.h"
 
 namespace ckptd {
 namespace {

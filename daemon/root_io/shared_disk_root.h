@@ -20,8 +20,8 @@
 #include "daemon/root_io/root_threads.h"
 #include "daemon/root_io/shared_root_identity.h"
 #include "storage/base/clock.h"
-#include "storage/commit/shared_root_store.h"
-#include "storage/commit/types.h"
+#include "storage/commit/shared/shared_root_store.h"
+#include "storage/commit/steps/types.h"
 
 namespace ckptd {
 

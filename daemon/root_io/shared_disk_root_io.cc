@@ -16,7 +16,7 @@
 #include "storage/base/errors.h"
 #include "storage/base/reasons.h"
 #include "storage/base/status_macros.h"
-#include "storage/commit/look_again.h"
+#include "storage/commit/shared/run/look_again.h"
 
 namespace ckptd {
 namespace {

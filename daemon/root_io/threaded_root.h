@@ -11,7 +11,7 @@
 #include "daemon/root_io/opened_root.h"
 #include "daemon/root_io/root_threads.h"
 #include "storage/base/clock.h"
-#include "storage/commit/root_store.h"
+#include "storage/commit/local/root_store.h"
 
 namespace ckptd {
 

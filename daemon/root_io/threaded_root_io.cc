@@ -16,10 +16,10 @@
 #include "daemon/root_io/threaded_root.h"
 #include "storage/base/errors.h"
 #include "storage/base/status_macros.h"
-#include "storage/commit/checkpoint_dir.h"
-#include "storage/commit/root_store.h"
-#include "storage/commit/scan.h"
-#include "storage/commit/verify.h"
+#include "storage/commit/checkpoint/checkpoint_dir.h"
+#include "storage/commit/checkpoint/scan.h"
+#include "storage/commit/checkpoint/verify.h"
+#include "storage/commit/local/root_store.h"
 #include "storage/format/names.h"
 
 namespace ckptd {

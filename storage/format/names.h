@@ -53,7 +53,7 @@ inline constexpr std::string_view kPointerTempName = "pointer.new";  // A pointe
 inline constexpr std::string_view kInflightDirectory = "inflight";
 inline constexpr std::string_view kTrashDirectory = "trash";
 inline constexpr std::string_view kRunDirectory =
-    "run";  // Of a shared root: see storage/commit/shared_run_id.cc.
+    "run";  // Of a shared root: see storage/commit/shared/run/shared_run_id.cc.
 inline constexpr std::string_view kScratchDirectory = "scratch";  // For the probe; empty otherwise.
 std::string PartRecordName(int rank);                             // "part-00000".
 std::optional<int> ParsePartRecordName(std::string_view name);

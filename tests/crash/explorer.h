@@ -22,7 +22,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "storage/commit/root_store.h"
+#include "storage/commit/local/root_store.h"
 #include "tests/crash/oracle.h"
 #include "tests/testing/crash_disk.h"
 #include "tests/testing/fake_clock.h"

@@ -11,7 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "storage/commit/root_store.h"
+#include "storage/commit/local/root_store.h"
 #include "storage/io/part_writer.h"
 #include "tests/crash/explorer.h"
 #include "tests/crash/oracle.h"

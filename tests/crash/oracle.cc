@@ -4,7 +4,7 @@
 #include <functional>
 
 #include "absl/strings/str_cat.h"
-#include "storage/commit/verify.h"
+#include "storage/commit/checkpoint/verify.h"
 
 namespace ckptd {
 namespace {

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "storage/commit/root_store.h"
+#include "storage/commit/local/root_store.h"
 #include "tests/testing/crash_disk.h"
 #include "tests/testing/root_store_fixture.h"
 

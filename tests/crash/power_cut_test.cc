@@ -11,7 +11,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "storage/base/errors.h"
-#include "storage/commit/root_store.h"
+#include "storage/commit/local/root_store.h"
 #include "tests/crash/explorer.h"
 #include "tests/crash/history.h"
 

@@ -4,7 +4,7 @@
 #include <optional>
 
 #include "ckptd/storage/v1/storage.pb.h"
-#include "storage/commit/records.h"
+#include "storage/commit/steps/records.h"
 #include "storage/format/frame.h"
 #include "storage/format/manifest.h"
 #include "storage/format/names.h"

@@ -3,7 +3,7 @@
 A file mutants/*.txt has sections, each of one source file:
 
     file storage/fs/file_system.cc
-    tests //storage/fs:file_system_test //storage/commit:crash_test
+    tests //storage/fs:file_system_test //storage/commit/local:crash_test
 
     mutant new-file-sync: a new file's bytes are not synced
        CKPTD_RETURN_IF_ERROR(WriteFully(fs, file.get(), 0, std::as_bytes(std::span(content))));
@@ -12,7 +12,7 @@ A file mutants/*.txt has sections, each of one source file:
 
 A mutant is a hunk of a unified diff without line numbers. Its context and removed lines must be in the source
 exactly once; otherwise the table is stale, which is an error and not a killed mutant. The tests run in the given
-order: the quickest that can detect the mutant first; //storage/commit:crash_test=OrderTest.* selects cases of a
+order: the quickest that can detect the mutant first; //storage/commit/local:crash_test=OrderTest.* selects cases of a
 test. Lines that begin with `#` are comments.
 
 `rule X7` before a mutant says that it leaves out a rule of the protocol of several nodes (docs/design.md), and adds a

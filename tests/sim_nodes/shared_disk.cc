@@ -8,9 +8,9 @@
 #include "storage/base/errors.h"
 #include "storage/base/reasons.h"
 #include "storage/base/status_macros.h"
-#include "storage/commit/commit_rules.h"
-#include "storage/commit/scan.h"
-#include "storage/commit/shared_scan.h"
+#include "storage/commit/checkpoint/scan.h"
+#include "storage/commit/shared/shared_scan.h"
+#include "storage/commit/steps/commit_rules.h"
 
 namespace ckptd::sim_nodes {
 

@@ -5,7 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "storage/base/errors.h"
 #include "storage/base/reasons.h"
-#include "storage/commit/shared_scan.h"
+#include "storage/commit/shared/shared_scan.h"
 #include "tests/sim_nodes/shared_disk.h"
 
 namespace ckptd::sim_nodes {

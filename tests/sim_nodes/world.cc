@@ -10,7 +10,7 @@
 #include "ckptd/ledger/v1/ledger.pb.h"
 #include "daemon/ledger/keys/keys.h"
 #include "google/protobuf/util/message_differencer.h"
-#include "storage/commit/shared_scan.h"
+#include "storage/commit/shared/shared_scan.h"
 #include "tests/sim_nodes/node.h"
 #include "tests/sim_nodes/rank.h"
 

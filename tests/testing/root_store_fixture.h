@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "storage/commit/root_store.h"
+#include "storage/commit/local/root_store.h"
 #include "storage/fs/file_system.h"
 #include "tests/testing/temp_dir.h"
 

@@ -11,9 +11,9 @@
 
 #include "absl/status/statusor.h"
 #include "ckptd/storage/v1/storage.pb.h"
-#include "storage/commit/shared_layout.h"
-#include "storage/commit/shared_part.h"
-#include "storage/commit/shared_publish.h"
+#include "storage/commit/shared/run/shared_layout.h"
+#include "storage/commit/shared/save/shared_part.h"
+#include "storage/commit/shared/save/shared_publish.h"
 #include "storage/format/names.h"
 #include "storage/fs/file_system.h"
 #include "tests/testing/crash_disk.h"

@@ -19,7 +19,7 @@
 #include "daemon/ledger/nodes/node_identity.h"
 #include "daemon/ledger/state/checkpoint_damage.h"
 #include "storage/base/clock.h"
-#include "storage/commit/types.h"
+#include "storage/commit/steps/types.h"
 
 namespace ckptd {
 

@@ -23,7 +23,7 @@
 #include "daemon/engine/run/run_states.h"
 #include "daemon/engine/seams/engine_types.h"
 #include "storage/base/clock.h"
-#include "storage/commit/types.h"
+#include "storage/commit/steps/types.h"
 
 namespace ckptd {
 

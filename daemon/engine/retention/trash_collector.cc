@@ -10,7 +10,7 @@
 #include "daemon/engine/run/save.h"
 #include "storage/base/errors.h"
 #include "storage/base/reasons.h"
-#include "storage/commit/scan.h"
+#include "storage/commit/checkpoint/scan.h"
 
 namespace ckptd {
 namespace {

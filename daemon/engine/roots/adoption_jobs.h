@@ -21,7 +21,7 @@
 #include "daemon/engine/seams/engine_types.h"
 #include "daemon/engine/seams/root_io.h"
 #include "storage/base/clock.h"
-#include "storage/commit/foreign.h"
+#include "storage/commit/checkpoint/foreign.h"
 
 namespace ckptd {
 

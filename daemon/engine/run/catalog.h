@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "ckptd/storage/v1/storage.pb.h"
-#include "storage/commit/types.h"
+#include "storage/commit/steps/types.h"
 
 namespace ckptd {
 

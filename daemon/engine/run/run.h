@@ -24,7 +24,7 @@
 #include "daemon/engine/seams/shared_run.h"
 #include "daemon/memory/segment_pool.h"
 #include "storage/base/clock.h"
-#include "storage/commit/types.h"
+#include "storage/commit/steps/types.h"
 #include "storage/ledger/ledger.h"
 
 namespace ckptd {

@@ -14,8 +14,8 @@
 #include "ckptd/v1/types.pb.h"
 #include "daemon/engine/run/run.h"
 #include "daemon/engine/run/save.h"
-#include "storage/commit/foreign.h"
-#include "storage/commit/types.h"
+#include "storage/commit/checkpoint/foreign.h"
+#include "storage/commit/steps/types.h"
 #include "storage/format/manifest.h"
 #include "storage/io/probe.h"
 

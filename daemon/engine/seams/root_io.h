@@ -21,9 +21,9 @@
 #include "absl/status/statusor.h"
 #include "ckptd/storage/v1/storage.pb.h"
 #include "storage/base/clock.h"
-#include "storage/commit/foreign.h"
-#include "storage/commit/scan.h"
-#include "storage/commit/types.h"
+#include "storage/commit/checkpoint/foreign.h"
+#include "storage/commit/checkpoint/scan.h"
+#include "storage/commit/steps/types.h"
 #include "storage/format/manifest.h"
 #include "storage/io/part_writer.h"
 #include "storage/io/probe.h"
@@ -131,8 +131,8 @@ class RootIo {
   virtual void CheckImages(std::vector<FileImage> images, std::vector<storage::v1::FileRecord> records,
                            int32_t chunk_bytes, Callback<absl::Status> done) = 0;
 
-  // Checkpoints of other programs (storage/commit/foreign.h), oldest first. On the thread of ReadBack: it may
-  // take long.
+  // Checkpoints of other programs (storage/commit/checkpoint/foreign.h), oldest first. On the thread of
+  // ReadBack: it may take long.
   virtual void ListForeign(Callback<absl::StatusOr<std::vector<ForeignCheckpoint>>> done) = 0;
   // There, too: reads one through, step by step.
   virtual void SurveyForeign(std::string tag, uid_t owner, int32_t chunk_bytes,

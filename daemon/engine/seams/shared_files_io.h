@@ -16,7 +16,7 @@
 #include "ckptd/storage/v1/storage.pb.h"
 #include "daemon/engine/seams/root_io.h"
 #include "daemon/engine/seams/shared_root_io.h"
-#include "storage/commit/types.h"
+#include "storage/commit/steps/types.h"
 
 namespace ckptd {
 

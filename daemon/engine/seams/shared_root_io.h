@@ -1,5 +1,6 @@
 // Seam: what the coordinator of a run asks of the root that its nodes share, as asynchronous requests. The
-// steps on disk are those of storage/commit/shared_publish.h and shared_removal.h. Fake: tests/testing.
+// steps on disk are those of storage/commit/shared/save/shared_publish.h and shared_removal.h. Fake:
+// tests/testing.
 //
 // Called on the engine's thread; every callback runs there, once, never inside the call. A hung file system
 // never calls back. A daemon may be paused within any request for longer than its lease, and carry it out
@@ -16,7 +17,7 @@
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "storage/commit/shared_publish.h"
+#include "storage/commit/shared/save/shared_publish.h"
 
 namespace ckptd {
 

@@ -1,0 +1,33 @@
+// What a save may replace, and what its manifest takes over: one list for a root of one node (publish.h) and
+// for one that several nodes share (shared_publish.h, shared_manifest.h).
+#ifndef CKPTD_STORAGE_COMMIT_STEPS_COMMIT_RULES_H_
+#define CKPTD_STORAGE_COMMIT_STEPS_COMMIT_RULES_H_
+
+#include <map>
+#include <string>
+
+#include "absl/status/status.h"
+#include "ckptd/storage/v1/storage.pb.h"
+#include "storage/commit/checkpoint/scan.h"
+
+namespace ckptd {
+
+// Whether any save may take the place of what is at its tag. ALREADY_EXISTS, reason TAG_FOREIGN;
+// FAILED_PRECONDITION, reason PINNED. `pinned`: what is there is.
+absl::Status CheckTargetIsFree(const std::string& tag, const Target& target, bool pinned);
+// Whether this save may. Also ABORTED, reason SUPERSEDED, if a younger save of the tag was committed first;
+// FAILED_PRECONDITION, reason SUSPECT, if the save is suspect and what is there is not.
+absl::Status CheckMayReplace(const Target& target, bool pinned, const storage::v1::ManifestSummary& save);
+// True for these errors: no later try changes them.
+bool IsRefusal(const absl::Status& status);
+
+// Adds what one part says of its save. What the first part says counts; the save is suspect if any part is,
+// and has the pointers of all.
+void MergePart(const storage::v1::ManifestSummary& part, storage::v1::ManifestSummary& save);
+// After all parts: a suspect checkpoint is not the one that other programs are to find.
+void EndMerge(storage::v1::ManifestSummary& save);
+// Adds those of these pointers that the save does not name itself, as long as its manifest has room.
+void InheritPointers(const std::map<std::string, std::string>& pointers, storage::v1::ManifestSummary& save);
+
+}  // namespace ckptd
+#endif  // CKPTD_STORAGE_COMMIT_STEPS_COMMIT_RULES_H_
