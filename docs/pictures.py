@@ -274,7 +274,9 @@ SEQUENCES: Dict[str, List[Step]] = {"save": SAVE, "restore": RESTORE}
 # From top to bottom: what each layer may use lies below it.
 LAYERS: List[Tuple[str, List[Tuple[str, str]]]] = [
     ("client/", [("python", "the package ckptd"), ("ckptctl", "the command line")]),
-    ("client/", [("python/native", "C for Python"), ("cpp", "the C++ library"), ("convert", "paths, checked input")]),
+    ("client/", [("python/native", "C for Python"), ("ckptctl/convert", "arguments, output")]),
+    ("client/", [("ckptctl/commands", "what asks the daemon or reads a root")]),
+    ("client/", [("ckptctl/text", "names, tables"), ("cpp", "the C++ library"), ("convert", "paths, checked input")]),
     ("client/convert/", [("deepspeed", "to universal, to weights"), ("nxd", "ZeRO-1")]),
     ("client/convert/", [("deepspeed/shards", "of tensor and expert parallel ranks")]),
     ("client/convert/", [("deepspeed/state", "moments, values, tags")]),

@@ -13,10 +13,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "ckptd/version.h"
-#include "client/ckptctl/commands.h"
-#include "client/ckptctl/convert.h"
-#include "client/ckptctl/convert_deepspeed.h"
-#include "client/ckptctl/text.h"
+#include "client/ckptctl/commands/commands.h"
+#include "client/ckptctl/convert/convert.h"
+#include "client/ckptctl/convert/convert_deepspeed.h"
+#include "client/ckptctl/text/text.h"
 #include "client/ckptctl/usage.h"
 
 namespace ckptd::ctl {

@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "client/ckptctl/text.h"
+#include "client/ckptctl/text/text.h"
 
 namespace ckptd::ctl {
 namespace {

@@ -1,0 +1,94 @@
+// `doctor`: probes what a root and this machine can do for ckptd, and says what to improve. Works without a
+// daemon.
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <optional>
+#include <ostream>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "client/ckptctl/commands/commands.h"
+#include "client/ckptctl/commands/host.h"
+#include "client/ckptctl/text/json.h"
+#include "client/ckptctl/text/text.h"
+#include "storage/base/errors.h"
+#include "storage/base/real_path.h"
+#include "storage/base/status_macros.h"
+#include "storage/fs/posix_file_system.h"
+#include "storage/io/io_queue.h"
+#include "storage/io/probe.h"
+
+namespace ckptd::ctl {
+namespace {
+
+constexpr int kRingDepth = 8;
+
+// Probes in a scratch directory beneath the root, and removes it.
+absl::StatusOr<ProbeResult> Probe(FileSystem& fs, Handle root) {
+  const std::string name = absl::StrCat(".ckptd-doctor-", getpid());
+  CKPTD_RETURN_IF_ERROR(Annotate(fs.MakeDir(root, name), "writing into the root"));
+  absl::StatusOr<ProbeResult> probe = [&]() -> absl::StatusOr<ProbeResult> {
+    CKPTD_ASSIGN_OR_RETURN(const ScopedHandle scratch, OpenScoped(fs, root, name, OpenMode::kDirectory));
+    return ProbeDirectory(fs, scratch.get(), IoBackend::kAuto);
+  }();
+  const absl::Status removed = fs.Remove(root, name, FileType::kDirectory);
+  if (probe.ok() && !removed.ok())
+    return Annotate(removed, absl::StrCat("removing the scratch directory ", name));
+  return probe;
+}
+
+const char* Word(Verdict verdict) {
+  return verdict == Verdict::kOk ? "ok" : verdict == Verdict::kWarning ? "WARNING" : "FAILURE";
+}
+
+void PrintText(const Context& context, const std::string& root, const std::vector<Finding>& findings) {
+  Table table({"", root, ""});
+  for (const Finding& finding : findings) {
+    table.Add({Word(finding.verdict), finding.subject, finding.what});
+    if (!finding.advice.empty()) table.Add({"", "", absl::StrCat("-> ", finding.advice)});
+  }
+  WriteText(context, table.ToString());
+}
+
+void PrintJson(const Context& context, const std::string& root, const std::vector<Finding>& findings,
+               bool ok) {
+  google::protobuf::Struct result;
+  auto& fields = *result.mutable_fields();
+  fields["root"] = JsonText(root);
+  fields["ok"] = JsonBool(ok);
+  auto& list = *fields["findings"].mutable_list_value();
+  for (const Finding& finding : findings) {
+    auto& entry = *list.add_values()->mutable_struct_value()->mutable_fields();
+    entry["verdict"] = JsonText(Word(finding.verdict));
+    entry["subject"] = JsonText(finding.subject);
+    entry["what"] = JsonText(finding.what);
+    entry["advice"] = JsonText(finding.advice);
+  }
+  *context.out << ToJson(result);
+}
+
+}  // namespace
+
+absl::StatusOr<ExitCode> Doctor(const Context& context, const std::string& root) {
+  CKPTD_ASSIGN_OR_RETURN(const std::string path, RealPath(root));
+  CKPTD_ASSIGN_OR_RETURN(std::unique_ptr<FileSystem> fs, MakePosixFileSystem());
+  CKPTD_ASSIGN_OR_RETURN(const Handle handle, OpenRootDirectory(path, std::nullopt));
+  const ScopedHandle directory(fs.get(), handle);
+
+  std::vector<Finding> findings = JudgeRoot(Probe(*fs, directory.get()));
+  for (Finding& finding : JudgeHost(ReadHostFacts(), MakeUringQueue(kRingDepth).status()))
+    findings.push_back(std::move(finding));
+  const bool ok = std::none_of(findings.begin(), findings.end(),
+                               [](const Finding& finding) { return finding.verdict == Verdict::kFailure; });
+  if (context.json) {
+    PrintJson(context, path, findings, ok);
+  } else {
+    PrintText(context, path, findings);
+  }
+  return ok ? kOk : kNotSo;
+}
+
+}  // namespace ckptd::ctl

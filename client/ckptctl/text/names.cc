@@ -1,0 +1,88 @@
+#include "client/ckptctl/text/names.h"
+
+#include <sys/stat.h>
+
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "storage/base/errors.h"
+#include "storage/format/run_name.h"
+
+namespace ckptd::ctl {
+namespace {
+
+constexpr int kMostRunsShown = 3;
+
+std::string Known(const v1::ListRunsResponse& runs) {
+  if (runs.runs().empty()) return "the daemon has no run that you may see";
+  std::string known = "the daemon has ";
+  int shown = 0;
+  for (const v1::Run& run : runs.runs()) {
+    if (shown == kMostRunsShown) break;
+    absl::StrAppend(&known, shown++ == 0 ? "" : ", ", run.path(), " (", run.name(), ", uid ", run.uid(), ")");
+  }
+  if (const int more = runs.runs_size() - kMostRunsShown; more > 0)
+    absl::StrAppend(&known, " and ", more, " more, see ckptctl list");
+  return known;
+}
+
+}  // namespace
+
+std::string RunOfDirectory(const std::string& path) {
+  struct stat stat;
+  if (::stat(path.c_str(), &stat) != 0) return "";
+  return RunName(stat.st_dev, stat.st_ino);
+}
+
+absl::StatusOr<v1::Run> FindRun(const v1::ListRunsResponse& runs, const std::string& wanted) {
+  const std::string of_directory = RunOfDirectory(wanted);
+  std::vector<const v1::Run*> claims;
+  for (const v1::Run& run : runs.runs()) {
+    if (run.name() == wanted || run.name() == of_directory) return run;
+    if (run.path() == wanted) claims.push_back(&run);
+  }
+  // This process cannot stat the path; it may belong to another mount namespace.
+  if (of_directory.empty() && claims.size() == 1) return *claims[0];
+  if (claims.empty()) {
+    return MakeError(
+        absl::StatusCode::kNotFound, "UNKNOWN_RUN",
+        absl::StrCat("there is no run ", wanted, "; ", Known(runs), "; write runs/ID or the root's path"));
+  }
+  const std::string claimed = absl::StrJoin(claims, " and ", [](std::string* out, const v1::Run* run) {
+    absl::StrAppend(out, run->name(), " (uid ", run->uid(), ")");
+  });
+  if (of_directory.empty()) {
+    return InvalidArgument(absl::StrCat(claimed, " both name ", wanted, " as their root; write runs/ID"));
+  }
+  return MakeError(absl::StatusCode::kNotFound, "UNKNOWN_RUN",
+                   absl::StrCat("no run is in ", wanted, ": ", claimed,
+                                " calls its root so, but works in another directory; to select that run, "
+                                "write runs/ID"));
+}
+
+absl::StatusOr<std::string> CheckpointName(const v1::ListRunsResponse& runs, const std::string& name) {
+  if (name.starts_with("runs/") && name.find("/checkpoints/") != std::string::npos) return name;
+  const size_t slash = name.rfind('/');
+  const std::string tag = slash == std::string::npos ? name : name.substr(slash + 1);
+  if (tag.empty() && slash > 0 && !FindRun(runs, name.substr(0, slash)).ok())
+    return CheckpointName(runs, name.substr(0, slash));  // "ROOT/TAG/", as a shell completes it.
+  if (tag.empty()) {
+    return InvalidArgument(absl::StrCat("\"", name, "\" has no tag; write ROOT/TAG"));
+  }
+  if (slash == std::string::npos) {
+    if (runs.runs_size() == 1) return absl::StrCat(runs.runs(0).name(), "/checkpoints/", tag);
+    const bool none = runs.runs().empty();
+    return MakeError(none ? absl::StatusCode::kNotFound : absl::StatusCode::kInvalidArgument,
+                     none ? "UNKNOWN_RUN" : "INVALID_ARGUMENT",
+                     absl::StrCat(none ? "no run has tag " : "several runs may have tag ", tag, ": ",
+                                  Known(runs), "; write ROOT/TAG"));
+  }
+  absl::StatusOr<v1::Run> run = FindRun(runs, slash == 0 ? "/" : name.substr(0, slash));
+  if (!run.ok()) return run.status();
+  return absl::StrCat(run->name(), "/checkpoints/", tag);
+}
+
+}  // namespace ckptd::ctl
