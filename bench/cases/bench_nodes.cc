@@ -30,7 +30,7 @@
 #include "daemon/cluster/nodes_root_io.h"
 #include "daemon/cluster/nodes_run.h"
 #include "daemon/etcd/etcd_requests.h"
-#include "daemon/etcd/grpc_etcd.h"
+#include "daemon/etcd/grpc/grpc_etcd.h"
 #include "daemon/ledger/nodes/node_registration.h"
 #include "daemon/root_io/threaded_root_io.h"
 #include "storage/base/clock.h"

@@ -9,7 +9,7 @@
 #include "ckptd/config/v1/config.pb.h"
 #include "daemon/attach/state_directory.h"
 #include "daemon/base/worker_pool.h"
-#include "daemon/etcd/grpc_etcd.h"
+#include "daemon/etcd/grpc/grpc_etcd.h"
 #include "daemon/metrics/metrics.h"
 #include "daemon/runtime/cluster_node.h"
 

@@ -13,7 +13,7 @@
 #include "absl/status/statusor.h"
 #include "daemon/etcd/etcd_listing.h"
 #include "daemon/etcd/etcd_requests.h"
-#include "daemon/etcd/grpc_etcd.h"
+#include "daemon/etcd/grpc/grpc_etcd.h"
 #include "gtest/gtest.h"
 #include "storage/base/clock.h"
 #include "tests/testing/inbox.h"

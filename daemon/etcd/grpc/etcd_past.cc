@@ -1,4 +1,4 @@
-#include "daemon/etcd/etcd_past.h"
+#include "daemon/etcd/grpc/etcd_past.h"
 
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-#include "daemon/etcd/etcd_members.h"
+#include "daemon/etcd/grpc/etcd_members.h"
 
 #include <grpcpp/grpcpp.h>
 

@@ -1,4 +1,4 @@
-#include "daemon/etcd/grpc_watch.h"
+#include "daemon/etcd/grpc/grpc_watch.h"
 
 #include <grpcpp/support/client_callback.h>
 

@@ -1,6 +1,6 @@
 // A watch over gRPC. Internal to daemon/etcd: it brings gRPC's headers along.
-#ifndef CKPTD_DAEMON_ETCD_GRPC_WATCH_H_
-#define CKPTD_DAEMON_ETCD_GRPC_WATCH_H_
+#ifndef CKPTD_DAEMON_ETCD_GRPC_GRPC_WATCH_H_
+#define CKPTD_DAEMON_ETCD_GRPC_GRPC_WATCH_H_
 
 #include <cstdint>
 #include <memory>
@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "daemon/etcd/etcd.h"
-#include "daemon/etcd/etcd_connection.h"
+#include "daemon/etcd/grpc/etcd_connection.h"
 #include "storage/base/clock.h"
 
 namespace ckptd {
@@ -57,4 +57,4 @@ class GrpcWatch : public std::enable_shared_from_this<GrpcWatch> {
 };
 
 }  // namespace ckptd
-#endif  // CKPTD_DAEMON_ETCD_GRPC_WATCH_H_
+#endif  // CKPTD_DAEMON_ETCD_GRPC_GRPC_WATCH_H_

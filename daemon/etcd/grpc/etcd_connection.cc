@@ -1,4 +1,4 @@
-#include "daemon/etcd/etcd_connection.h"
+#include "daemon/etcd/grpc/etcd_connection.h"
 
 #include <algorithm>
 #include <chrono>

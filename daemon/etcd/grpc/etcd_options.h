@@ -1,6 +1,6 @@
 // How to reach etcd.
-#ifndef CKPTD_DAEMON_ETCD_ETCD_OPTIONS_H_
-#define CKPTD_DAEMON_ETCD_ETCD_OPTIONS_H_
+#ifndef CKPTD_DAEMON_ETCD_GRPC_ETCD_OPTIONS_H_
+#define CKPTD_DAEMON_ETCD_GRPC_ETCD_OPTIONS_H_
 
 #include <chrono>
 #include <optional>
@@ -34,4 +34,4 @@ struct EtcdOptions {
 absl::Status CheckEtcdOptions(const EtcdOptions& options);
 
 }  // namespace ckptd
-#endif  // CKPTD_DAEMON_ETCD_ETCD_OPTIONS_H_
+#endif  // CKPTD_DAEMON_ETCD_GRPC_ETCD_OPTIONS_H_

@@ -1,6 +1,6 @@
 // Notices an etcd that does not know what it has answered before: restored from a backup, or another one.
-#ifndef CKPTD_DAEMON_ETCD_ETCD_PAST_H_
-#define CKPTD_DAEMON_ETCD_ETCD_PAST_H_
+#ifndef CKPTD_DAEMON_ETCD_GRPC_ETCD_PAST_H_
+#define CKPTD_DAEMON_ETCD_GRPC_ETCD_PAST_H_
 
 #include <cstdint>
 
@@ -28,4 +28,4 @@ class EtcdPast {
 };
 
 }  // namespace ckptd
-#endif  // CKPTD_DAEMON_ETCD_ETCD_PAST_H_
+#endif  // CKPTD_DAEMON_ETCD_GRPC_ETCD_PAST_H_

@@ -1,13 +1,13 @@
-#include "daemon/etcd/grpc_etcd.h"
+#include "daemon/etcd/grpc/grpc_etcd.h"
 
 #include <algorithm>
 #include <utility>
 #include <vector>
 
-#include "daemon/etcd/etcd_call.h"
-#include "daemon/etcd/etcd_connection.h"
-#include "daemon/etcd/etcd_members.h"
-#include "daemon/etcd/grpc_watch.h"
+#include "daemon/etcd/grpc/etcd_call.h"
+#include "daemon/etcd/grpc/etcd_connection.h"
+#include "daemon/etcd/grpc/etcd_members.h"
+#include "daemon/etcd/grpc/grpc_watch.h"
 #include "storage/base/status_macros.h"
 
 namespace ckptd {

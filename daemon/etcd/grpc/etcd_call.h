@@ -1,6 +1,6 @@
 // A request until its answer. Internal to daemon/etcd: it brings gRPC's headers along.
-#ifndef CKPTD_DAEMON_ETCD_ETCD_CALL_H_
-#define CKPTD_DAEMON_ETCD_ETCD_CALL_H_
+#ifndef CKPTD_DAEMON_ETCD_GRPC_ETCD_CALL_H_
+#define CKPTD_DAEMON_ETCD_GRPC_ETCD_CALL_H_
 
 #include <grpcpp/client_context.h>
 #include <grpcpp/support/status.h>
@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "daemon/etcd/etcd.h"
-#include "daemon/etcd/etcd_members.h"
+#include "daemon/etcd/grpc/etcd_members.h"
 #include "storage/base/clock.h"
 
 namespace ckptd {
@@ -72,4 +72,4 @@ class EtcdCallOf final : public EtcdCall {
 };
 
 }  // namespace ckptd
-#endif  // CKPTD_DAEMON_ETCD_ETCD_CALL_H_
+#endif  // CKPTD_DAEMON_ETCD_GRPC_ETCD_CALL_H_

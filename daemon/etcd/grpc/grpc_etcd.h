@@ -1,6 +1,6 @@
 // etcd over gRPC, asynchronously: no thread waits for an answer.
-#ifndef CKPTD_DAEMON_ETCD_GRPC_ETCD_H_
-#define CKPTD_DAEMON_ETCD_GRPC_ETCD_H_
+#ifndef CKPTD_DAEMON_ETCD_GRPC_GRPC_ETCD_H_
+#define CKPTD_DAEMON_ETCD_GRPC_GRPC_ETCD_H_
 
 #include <functional>
 #include <memory>
@@ -11,7 +11,7 @@
 #include "absl/functional/any_invocable.h"
 #include "absl/status/statusor.h"
 #include "daemon/etcd/etcd.h"
-#include "daemon/etcd/etcd_options.h"
+#include "daemon/etcd/grpc/etcd_options.h"
 #include "storage/base/clock.h"
 
 namespace ckptd {
@@ -69,4 +69,4 @@ class GrpcEtcd : public Etcd {
 };
 
 }  // namespace ckptd
-#endif  // CKPTD_DAEMON_ETCD_GRPC_ETCD_H_
+#endif  // CKPTD_DAEMON_ETCD_GRPC_GRPC_ETCD_H_

@@ -1,4 +1,4 @@
-#include "daemon/etcd/etcd_options.h"
+#include "daemon/etcd/grpc/etcd_options.h"
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"

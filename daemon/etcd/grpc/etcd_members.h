@@ -1,6 +1,6 @@
 // The channels to etcd's members. Internal to daemon/etcd: it brings gRPC's headers along.
-#ifndef CKPTD_DAEMON_ETCD_ETCD_MEMBERS_H_
-#define CKPTD_DAEMON_ETCD_ETCD_MEMBERS_H_
+#ifndef CKPTD_DAEMON_ETCD_GRPC_ETCD_MEMBERS_H_
+#define CKPTD_DAEMON_ETCD_GRPC_ETCD_MEMBERS_H_
 
 #include <memory>
 #include <optional>
@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "daemon/etcd/etcd_options.h"
+#include "daemon/etcd/grpc/etcd_options.h"
 #include "etcd/service.grpc.pb.h"
 #include "storage/base/clock.h"
 
@@ -46,4 +46,4 @@ class EtcdMembers {
 };
 
 }  // namespace ckptd
-#endif  // CKPTD_DAEMON_ETCD_ETCD_MEMBERS_H_
+#endif  // CKPTD_DAEMON_ETCD_GRPC_ETCD_MEMBERS_H_

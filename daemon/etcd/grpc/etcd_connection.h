@@ -1,7 +1,7 @@
 // What calls and watches share: the members, the token, what is known of etcd's past, and the tries. Internal
 // to daemon/etcd: it brings gRPC's headers along.
-#ifndef CKPTD_DAEMON_ETCD_ETCD_CONNECTION_H_
-#define CKPTD_DAEMON_ETCD_ETCD_CONNECTION_H_
+#ifndef CKPTD_DAEMON_ETCD_GRPC_ETCD_CONNECTION_H_
+#define CKPTD_DAEMON_ETCD_GRPC_ETCD_CONNECTION_H_
 
 #include <functional>
 #include <memory>
@@ -12,10 +12,10 @@
 #include <utility>
 
 #include "absl/functional/any_invocable.h"
-#include "daemon/etcd/etcd_call.h"
-#include "daemon/etcd/etcd_members.h"
-#include "daemon/etcd/etcd_options.h"
-#include "daemon/etcd/etcd_past.h"
+#include "daemon/etcd/grpc/etcd_call.h"
+#include "daemon/etcd/grpc/etcd_members.h"
+#include "daemon/etcd/grpc/etcd_options.h"
+#include "daemon/etcd/grpc/etcd_past.h"
 #include "storage/base/clock.h"
 
 namespace ckptd {
@@ -80,4 +80,4 @@ class EtcdConnection : public std::enable_shared_from_this<EtcdConnection> {
 };
 
 }  // namespace ckptd
-#endif  // CKPTD_DAEMON_ETCD_ETCD_CONNECTION_H_
+#endif  // CKPTD_DAEMON_ETCD_GRPC_ETCD_CONNECTION_H_

@@ -1,6 +1,6 @@
 // What the client does when members fail, which a real etcd does not do on demand. tests/contract/
 // etcd_contract_test.cc has what holds of every etcd.
-#include "daemon/etcd/grpc_etcd.h"
+#include "daemon/etcd/grpc/grpc_etcd.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
