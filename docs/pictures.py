@@ -240,7 +240,7 @@ RESTORE = [
             "storage/io/verified_read.cc",
             "client/python/ckptd/_reading/verified_file.py",
             "client/cpp/checkpoint.cc",
-            "daemon/grpc/read_file_call.cc",
+            "daemon/grpc/calls/read_file_call.cc",
         ),
     ),
     Step(
@@ -285,8 +285,8 @@ LAYERS: List[Tuple[str, List[Tuple[str, str]]]] = [
     ("client/", [("formats", "byte sources, dtypes")]),
     ("daemon/", [("runtime", "the program: assembles the rest")]),
     ("daemon/", [("grpc", "services"), ("handoff", "descriptors"), ("log", "log lines"), ("systemd", "notify, store"), ("cluster", "a run over nodes")]),
-    ("daemon/cluster/", [("coordinator", "decides, publishes and removes")]),
-    ("daemon/cluster/", [("node", "what each node reports and asks")]),
+    ("daemon/", [("grpc/calls", "unary calls, streams"), ("cluster/coordinator", "decides, publishes and removes")]),
+    ("daemon/", [("grpc/base", "limits, errors"), ("cluster/node", "what each node reports and asks")]),
     (
         "daemon/",
         [

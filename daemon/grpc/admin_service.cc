@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "ckptd/v1/service.grpc.pb.h"
-#include "daemon/grpc/call_context.h"
-#include "daemon/grpc/stream_calls.h"
+#include "daemon/grpc/calls/call_context.h"
+#include "daemon/grpc/calls/stream_calls.h"
 
 namespace ckptd {
 namespace {

@@ -4,7 +4,7 @@
 
 #include <memory>
 
-#include "daemon/grpc/service_context.h"
+#include "daemon/grpc/base/service_context.h"
 
 namespace grpc {
 class Service;

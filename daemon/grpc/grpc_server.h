@@ -9,7 +9,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "daemon/grpc/service_context.h"
+#include "daemon/grpc/base/service_context.h"
 #include "daemon/sessions/peer_table.h"
 #include "storage/base/clock.h"
 #include "storage/base/unique_fd.h"

@@ -30,7 +30,7 @@
 #include "daemon/base/unix_listener.h"
 #include "daemon/base/worker_pool.h"
 #include "daemon/engine/engine.h"
-#include "daemon/grpc/call_limits.h"
+#include "daemon/grpc/base/call_limits.h"
 #include "daemon/memory/segment_pool.h"
 #include "daemon/sessions/call_authenticator.h"
 #include "daemon/sessions/peer_table.h"

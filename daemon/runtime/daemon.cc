@@ -35,7 +35,7 @@
 #include "daemon/engine/engine.h"
 #include "daemon/engine/seams/shared_files_io.h"
 #include "daemon/etcd/grpc/grpc_etcd.h"
-#include "daemon/grpc/call_limits.h"
+#include "daemon/grpc/base/call_limits.h"
 #include "daemon/grpc/grpc_server.h"
 #include "daemon/handoff/handoff_server.h"
 #include "daemon/log/grpc_log.h"

@@ -5,7 +5,7 @@
 #include <functional>
 #include <string>
 
-#include "daemon/grpc/service_context.h"
+#include "daemon/grpc/base/service_context.h"
 #include "daemon/handoff/handoff_server.h"
 
 namespace ckptd {

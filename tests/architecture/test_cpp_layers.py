@@ -92,7 +92,7 @@ def test_table_lists_only_folders_that_exist() -> None:
     "path, text",
     [
         ("storage/commit/local/new.cc", '#include "daemon/engine/engine.h"\n'),
-        ("daemon/engine/new.h", '#include "daemon/grpc/unary_call.h"\n'),
+        ("daemon/engine/new.h", '#include "daemon/grpc/calls/unary_call.h"\n'),
         ("client/cpp/new.cc", '#include "daemon/memory/segment_pool.h"\n'),
         ("storage/io/BUILD", 'ckptd_cc_library(\n    name = "io",\n    deps = ["//daemon/base:event_loop"],\n)\n'),
         ("daemon/log/BUILD", 'ckptd_cc_library(\n    name = "log",\n    deps = ["//tests/testing:inbox"],\n)\n'),

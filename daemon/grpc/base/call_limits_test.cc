@@ -1,4 +1,4 @@
-#include "daemon/grpc/call_limits.h"
+#include "daemon/grpc/base/call_limits.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -5,9 +5,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "daemon/grpc/stream_calls.h"
-#include "daemon/grpc/tsan_hop.h"
-#include "daemon/grpc/wire_errors.h"
+#include "daemon/grpc/base/tsan_hop.h"
+#include "daemon/grpc/base/wire_errors.h"
+#include "daemon/grpc/calls/stream_calls.h"
 #include "storage/base/errors.h"
 #include "storage/base/mutex.h"
 #include "storage/base/status_macros.h"

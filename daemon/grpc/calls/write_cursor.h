@@ -1,6 +1,6 @@
 // Copies a stream of bytes into the runs of memory where a placed file lies.
-#ifndef CKPTD_DAEMON_GRPC_WRITE_CURSOR_H_
-#define CKPTD_DAEMON_GRPC_WRITE_CURSOR_H_
+#ifndef CKPTD_DAEMON_GRPC_CALLS_WRITE_CURSOR_H_
+#define CKPTD_DAEMON_GRPC_CALLS_WRITE_CURSOR_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -36,4 +36,4 @@ class WriteCursor {
 };
 
 }  // namespace ckptd
-#endif  // CKPTD_DAEMON_GRPC_WRITE_CURSOR_H_
+#endif  // CKPTD_DAEMON_GRPC_CALLS_WRITE_CURSOR_H_

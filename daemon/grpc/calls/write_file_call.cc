@@ -5,10 +5,10 @@
 #include <utility>
 
 #include "absl/status/status.h"
-#include "daemon/grpc/stream_calls.h"
-#include "daemon/grpc/tsan_hop.h"
-#include "daemon/grpc/wire_errors.h"
-#include "daemon/grpc/write_cursor.h"
+#include "daemon/grpc/base/tsan_hop.h"
+#include "daemon/grpc/base/wire_errors.h"
+#include "daemon/grpc/calls/stream_calls.h"
+#include "daemon/grpc/calls/write_cursor.h"
 #include "storage/base/errors.h"
 #include "storage/base/mutex.h"
 

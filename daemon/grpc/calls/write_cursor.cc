@@ -1,4 +1,4 @@
-#include "daemon/grpc/write_cursor.h"
+#include "daemon/grpc/calls/write_cursor.h"
 
 #include <algorithm>
 #include <cstring>

@@ -1,4 +1,4 @@
-#include "daemon/grpc/watch_queue.h"
+#include "daemon/grpc/calls/watch_queue.h"
 
 #include "storage/base/errors.h"
 

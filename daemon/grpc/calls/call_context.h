@@ -1,7 +1,7 @@
 // Helpers of the services' handlers: who calls, and how a unary call gets to the engine. Include it in .cc
 // files only, because it brings gRPC's headers along.
-#ifndef CKPTD_DAEMON_GRPC_CALL_CONTEXT_H_
-#define CKPTD_DAEMON_GRPC_CALL_CONTEXT_H_
+#ifndef CKPTD_DAEMON_GRPC_CALLS_CALL_CONTEXT_H_
+#define CKPTD_DAEMON_GRPC_CALLS_CALL_CONTEXT_H_
 
 #include <grpcpp/server_context.h>
 
@@ -12,9 +12,9 @@
 #include <utility>
 
 #include "absl/status/statusor.h"
-#include "daemon/grpc/service_context.h"
-#include "daemon/grpc/tsan_hop.h"
-#include "daemon/grpc/unary_call.h"
+#include "daemon/grpc/base/service_context.h"
+#include "daemon/grpc/base/tsan_hop.h"
+#include "daemon/grpc/calls/unary_call.h"
 #include "daemon/sessions/call_authenticator.h"
 
 namespace ckptd {
@@ -75,4 +75,4 @@ grpc::ServerUnaryReactor* AskEngine(ServiceContext* context, const grpc::Callbac
 }
 
 }  // namespace ckptd
-#endif  // CKPTD_DAEMON_GRPC_CALL_CONTEXT_H_
+#endif  // CKPTD_DAEMON_GRPC_CALLS_CALL_CONTEXT_H_

@@ -2,9 +2,9 @@
 #include <memory>
 #include <utility>
 
-#include "daemon/grpc/pushed_stream.h"
-#include "daemon/grpc/stream_calls.h"
-#include "daemon/grpc/watch_queue.h"
+#include "daemon/grpc/calls/pushed_stream.h"
+#include "daemon/grpc/calls/stream_calls.h"
+#include "daemon/grpc/calls/watch_queue.h"
 
 namespace ckptd {
 namespace {

@@ -1,7 +1,7 @@
 // Limits the calls of each user: their number, and the memory of their requests, answers and buffers. So one
 // user cannot fill the daemon's memory with calls, or with answers that nobody reads.
-#ifndef CKPTD_DAEMON_GRPC_CALL_LIMITS_H_
-#define CKPTD_DAEMON_GRPC_CALL_LIMITS_H_
+#ifndef CKPTD_DAEMON_GRPC_BASE_CALL_LIMITS_H_
+#define CKPTD_DAEMON_GRPC_BASE_CALL_LIMITS_H_
 
 #include <sys/types.h>
 
@@ -81,4 +81,4 @@ class CallLimits {
 };
 
 }  // namespace ckptd
-#endif  // CKPTD_DAEMON_GRPC_CALL_LIMITS_H_
+#endif  // CKPTD_DAEMON_GRPC_BASE_CALL_LIMITS_H_

@@ -1,7 +1,7 @@
 // Tells ThreadSanitizer how gRPC orders the callbacks of one call, which it cannot see because Debian's gRPC
 // is not instrumented. Empty in every other build.
-#ifndef CKPTD_DAEMON_GRPC_TSAN_HOP_H_
-#define CKPTD_DAEMON_GRPC_TSAN_HOP_H_
+#ifndef CKPTD_DAEMON_GRPC_BASE_TSAN_HOP_H_
+#define CKPTD_DAEMON_GRPC_BASE_TSAN_HOP_H_
 
 // .bazelrc defines it for every file of a TSan build, including those that are not instrumented.
 #ifdef _GLIBCXX_TSAN
@@ -24,4 +24,4 @@ inline void TsanAcquire([[maybe_unused]] void* what) {
 }
 
 }  // namespace ckptd
-#endif  // CKPTD_DAEMON_GRPC_TSAN_HOP_H_
+#endif  // CKPTD_DAEMON_GRPC_BASE_TSAN_HOP_H_

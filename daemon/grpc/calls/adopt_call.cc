@@ -5,8 +5,8 @@
 #include <optional>
 #include <utility>
 
-#include "daemon/grpc/pushed_stream.h"
-#include "daemon/grpc/stream_calls.h"
+#include "daemon/grpc/calls/pushed_stream.h"
+#include "daemon/grpc/calls/stream_calls.h"
 
 namespace ckptd {
 namespace {

@@ -1,7 +1,7 @@
 // One unary call on its way through the engine. Include it in .cc files only, because it brings gRPC's
 // headers along.
-#ifndef CKPTD_DAEMON_GRPC_UNARY_CALL_H_
-#define CKPTD_DAEMON_GRPC_UNARY_CALL_H_
+#ifndef CKPTD_DAEMON_GRPC_CALLS_UNARY_CALL_H_
+#define CKPTD_DAEMON_GRPC_CALLS_UNARY_CALL_H_
 
 #include <grpcpp/support/server_callback.h>
 #include <sys/types.h>
@@ -13,9 +13,9 @@
 #include <utility>
 
 #include "absl/status/statusor.h"
-#include "daemon/grpc/call_limits.h"
-#include "daemon/grpc/tsan_hop.h"
-#include "daemon/grpc/wire_errors.h"
+#include "daemon/grpc/base/call_limits.h"
+#include "daemon/grpc/base/tsan_hop.h"
+#include "daemon/grpc/base/wire_errors.h"
 #include "storage/base/status_macros.h"
 
 namespace ckptd {
@@ -99,4 +99,4 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
 };
 
 }  // namespace ckptd
-#endif  // CKPTD_DAEMON_GRPC_UNARY_CALL_H_
+#endif  // CKPTD_DAEMON_GRPC_CALLS_UNARY_CALL_H_

@@ -1,13 +1,13 @@
 // The streaming calls. Each is a reactor that lives until gRPC is done with it. Include it in .cc files only,
 // because it brings gRPC's headers along.
-#ifndef CKPTD_DAEMON_GRPC_STREAM_CALLS_H_
-#define CKPTD_DAEMON_GRPC_STREAM_CALLS_H_
+#ifndef CKPTD_DAEMON_GRPC_CALLS_STREAM_CALLS_H_
+#define CKPTD_DAEMON_GRPC_CALLS_STREAM_CALLS_H_
 
 #include <grpcpp/support/server_callback.h>
 
 #include "absl/status/statusor.h"
 #include "ckptd/v1/messages.pb.h"
-#include "daemon/grpc/service_context.h"
+#include "daemon/grpc/base/service_context.h"
 #include "daemon/sessions/call_authenticator.h"
 
 namespace ckptd {
@@ -29,4 +29,4 @@ grpc::ServerWriteReactor<v1::AdoptCheckpointsResponse>* StartAdoptCheckpoints(
     ServiceContext* context, absl::StatusOr<Caller> caller, const v1::AdoptCheckpointsRequest& request);
 
 }  // namespace ckptd
-#endif  // CKPTD_DAEMON_GRPC_STREAM_CALLS_H_
+#endif  // CKPTD_DAEMON_GRPC_CALLS_STREAM_CALLS_H_

@@ -1,7 +1,7 @@
 // Encodes an absl::Status for the wire: gRPC's code and message, and the reason and details in the trailing
 // metadata `grpc-status-details-bin` as google.rpc.Status with one google.rpc.ErrorInfo (docs/protocol.md).
-#ifndef CKPTD_DAEMON_GRPC_WIRE_ERRORS_H_
-#define CKPTD_DAEMON_GRPC_WIRE_ERRORS_H_
+#ifndef CKPTD_DAEMON_GRPC_BASE_WIRE_ERRORS_H_
+#define CKPTD_DAEMON_GRPC_BASE_WIRE_ERRORS_H_
 
 #include <grpcpp/support/status.h>
 
@@ -17,4 +17,4 @@ inline constexpr size_t kMaxWireDetail = 500;
 grpc::Status ToGrpcStatus(const absl::Status& status);
 
 }  // namespace ckptd
-#endif  // CKPTD_DAEMON_GRPC_WIRE_ERRORS_H_
+#endif  // CKPTD_DAEMON_GRPC_BASE_WIRE_ERRORS_H_

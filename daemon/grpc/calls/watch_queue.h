@@ -1,7 +1,7 @@
 // The events that a watcher still has to be sent. A slow watcher loses progress events, never a change of
 // level. A watcher that is too slow even for these is ended.
-#ifndef CKPTD_DAEMON_GRPC_WATCH_QUEUE_H_
-#define CKPTD_DAEMON_GRPC_WATCH_QUEUE_H_
+#ifndef CKPTD_DAEMON_GRPC_CALLS_WATCH_QUEUE_H_
+#define CKPTD_DAEMON_GRPC_CALLS_WATCH_QUEUE_H_
 
 #include <cstddef>
 #include <deque>
@@ -36,4 +36,4 @@ class WatchQueue {
 };
 
 }  // namespace ckptd
-#endif  // CKPTD_DAEMON_GRPC_WATCH_QUEUE_H_
+#endif  // CKPTD_DAEMON_GRPC_CALLS_WATCH_QUEUE_H_

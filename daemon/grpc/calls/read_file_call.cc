@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "daemon/grpc/stream_calls.h"
-#include "daemon/grpc/tsan_hop.h"
-#include "daemon/grpc/wire_errors.h"
+#include "daemon/grpc/base/tsan_hop.h"
+#include "daemon/grpc/base/wire_errors.h"
+#include "daemon/grpc/calls/stream_calls.h"
 #include "storage/base/errors.h"
 
 namespace ckptd {

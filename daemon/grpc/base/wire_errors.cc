@@ -1,4 +1,4 @@
-#include "daemon/grpc/wire_errors.h"
+#include "daemon/grpc/base/wire_errors.h"
 
 #include <string>
 #include <string_view>

@@ -1,6 +1,6 @@
 // The parts of the daemon that the services use. Free of gRPC's headers.
-#ifndef CKPTD_DAEMON_GRPC_SERVICE_CONTEXT_H_
-#define CKPTD_DAEMON_GRPC_SERVICE_CONTEXT_H_
+#ifndef CKPTD_DAEMON_GRPC_BASE_SERVICE_CONTEXT_H_
+#define CKPTD_DAEMON_GRPC_BASE_SERVICE_CONTEXT_H_
 
 #include <functional>
 #include <string>
@@ -12,7 +12,7 @@
 #include "daemon/base/event_loop.h"
 #include "daemon/base/worker_pool.h"
 #include "daemon/engine/engine.h"
-#include "daemon/grpc/call_limits.h"
+#include "daemon/grpc/base/call_limits.h"
 #include "daemon/sessions/call_authenticator.h"
 #include "daemon/sessions/session_registry.h"
 #include "storage/base/unique_fd.h"
@@ -49,4 +49,4 @@ inline void AddClusterStatus(const ServiceContext& context, const Caller& caller
 }
 
 }  // namespace ckptd
-#endif  // CKPTD_DAEMON_GRPC_SERVICE_CONTEXT_H_
+#endif  // CKPTD_DAEMON_GRPC_BASE_SERVICE_CONTEXT_H_

@@ -1,7 +1,7 @@
 // A streamed answer: the engine pushes messages into a queue, from which gRPC takes them one at a time.
 // Include it in .cc files only, because it brings gRPC's headers along.
-#ifndef CKPTD_DAEMON_GRPC_PUSHED_STREAM_H_
-#define CKPTD_DAEMON_GRPC_PUSHED_STREAM_H_
+#ifndef CKPTD_DAEMON_GRPC_CALLS_PUSHED_STREAM_H_
+#define CKPTD_DAEMON_GRPC_CALLS_PUSHED_STREAM_H_
 
 #include <grpcpp/support/server_callback.h>
 
@@ -12,10 +12,10 @@
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "daemon/grpc/call_limits.h"
-#include "daemon/grpc/service_context.h"
-#include "daemon/grpc/tsan_hop.h"
-#include "daemon/grpc/wire_errors.h"
+#include "daemon/grpc/base/call_limits.h"
+#include "daemon/grpc/base/service_context.h"
+#include "daemon/grpc/base/tsan_hop.h"
+#include "daemon/grpc/base/wire_errors.h"
 #include "daemon/sessions/call_authenticator.h"
 #include "storage/base/mutex.h"
 
@@ -139,4 +139,4 @@ class PushedStream final : public grpc::ServerWriteReactor<Response>,
 };
 
 }  // namespace ckptd
-#endif  // CKPTD_DAEMON_GRPC_PUSHED_STREAM_H_
+#endif  // CKPTD_DAEMON_GRPC_CALLS_PUSHED_STREAM_H_
