@@ -284,6 +284,7 @@ LAYERS: List[Tuple[str, List[Tuple[str, str]]]] = [
     ("client/", [("formats/torch", ".pt files"), ("formats/safetensors", "safetensors files")]),
     ("client/", [("formats", "byte sources, dtypes")]),
     ("daemon/", [("runtime", "the program: assembles the rest")]),
+    ("daemon/runtime/", [("start", "known roots, kept descriptors"), ("cluster", "as one of several nodes"), ("process", "this machine")]),
     ("daemon/", [("grpc", "services"), ("handoff", "descriptors"), ("log", "log lines"), ("systemd", "notify, store"), ("cluster", "a run over nodes")]),
     ("daemon/", [("grpc/calls", "unary calls, streams"), ("cluster/coordinator", "decides, publishes and removes")]),
     ("daemon/", [("grpc/base", "limits, errors"), ("cluster/node", "what each node reports and asks")]),

@@ -19,7 +19,7 @@
 #include "daemon/config/shared_folders.h"
 #include "daemon/log/log.h"
 #include "daemon/runtime/daemon.h"
-#include "daemon/runtime/local_folder.h"
+#include "daemon/runtime/process/local_folder.h"
 
 namespace ckptd {
 namespace {

@@ -11,7 +11,7 @@
 #include "daemon/base/worker_pool.h"
 #include "daemon/etcd/grpc/grpc_etcd.h"
 #include "daemon/metrics/metrics.h"
-#include "daemon/runtime/cluster_node.h"
+#include "daemon/runtime/cluster/cluster_node.h"
 
 namespace ckptd {
 

@@ -16,8 +16,8 @@
 #include "daemon/memory/segment_pool.h"
 #include "daemon/metrics/http_server.h"
 #include "daemon/root_io/threaded_root_io.h"
-#include "daemon/runtime/cluster_node.h"
-#include "daemon/runtime/shared_roots.h"
+#include "daemon/runtime/cluster/cluster_node.h"
+#include "daemon/runtime/cluster/shared_roots.h"
 #include "storage/base/clock.h"
 
 namespace ckptd {

@@ -18,7 +18,7 @@
 #include "daemon/engine/engine.h"
 #include "daemon/ledger/nodes/node_membership.h"
 #include "daemon/memory/segment_pool.h"
-#include "daemon/runtime/shared_roots.h"
+#include "daemon/runtime/cluster/shared_roots.h"
 #include "storage/base/callback_scope.h"
 #include "tests/sim_nodes/world.h"
 #include "tests/testing/pausable_etcd.h"

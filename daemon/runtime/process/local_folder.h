@@ -1,7 +1,7 @@
 // `ckptd --local DIR`: a daemon for one user in a terminal. Its socket and its state are in a folder that no
 // other user may write to.
-#ifndef CKPTD_DAEMON_RUNTIME_LOCAL_FOLDER_H_
-#define CKPTD_DAEMON_RUNTIME_LOCAL_FOLDER_H_
+#ifndef CKPTD_DAEMON_RUNTIME_PROCESS_LOCAL_FOLDER_H_
+#define CKPTD_DAEMON_RUNTIME_PROCESS_LOCAL_FOLDER_H_
 
 #include <string>
 
@@ -23,4 +23,4 @@ absl::Status MakeLocalFolder(const std::string& path);
 std::string LocalGreeting(const std::string& socket_path);
 
 }  // namespace ckptd
-#endif  // CKPTD_DAEMON_RUNTIME_LOCAL_FOLDER_H_
+#endif  // CKPTD_DAEMON_RUNTIME_PROCESS_LOCAL_FOLDER_H_

@@ -1,6 +1,6 @@
 // Takes over what the service manager kept for this daemon, and arranges for the next one.
-#ifndef CKPTD_DAEMON_RUNTIME_MANAGER_INHERITANCE_H_
-#define CKPTD_DAEMON_RUNTIME_MANAGER_INHERITANCE_H_
+#ifndef CKPTD_DAEMON_RUNTIME_START_MANAGER_INHERITANCE_H_
+#define CKPTD_DAEMON_RUNTIME_START_MANAGER_INHERITANCE_H_
 
 #include <memory>
 
@@ -23,4 +23,4 @@ struct ManagerInheritance {
 ManagerInheritance TakeManagerInheritance(Notifier* notifier);
 
 }  // namespace ckptd
-#endif  // CKPTD_DAEMON_RUNTIME_MANAGER_INHERITANCE_H_
+#endif  // CKPTD_DAEMON_RUNTIME_START_MANAGER_INHERITANCE_H_

@@ -1,7 +1,7 @@
 // This daemon as one of several that share an etcd: it registers as a node, and follows which other nodes
 // there are.
-#ifndef CKPTD_DAEMON_RUNTIME_CLUSTER_NODE_H_
-#define CKPTD_DAEMON_RUNTIME_CLUSTER_NODE_H_
+#ifndef CKPTD_DAEMON_RUNTIME_CLUSTER_CLUSTER_NODE_H_
+#define CKPTD_DAEMON_RUNTIME_CLUSTER_CLUSTER_NODE_H_
 
 #include <cstdint>
 #include <functional>
@@ -97,4 +97,4 @@ class ClusterNode {
 };
 
 }  // namespace ckptd
-#endif  // CKPTD_DAEMON_RUNTIME_CLUSTER_NODE_H_
+#endif  // CKPTD_DAEMON_RUNTIME_CLUSTER_CLUSTER_NODE_H_

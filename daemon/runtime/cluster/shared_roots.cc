@@ -1,4 +1,4 @@
-#include "daemon/runtime/shared_roots.h"
+#include "daemon/runtime/cluster/shared_roots.h"
 
 #include <algorithm>
 #include <cstddef>

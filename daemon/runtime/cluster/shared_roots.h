@@ -1,7 +1,7 @@
 // The roots that several nodes share, for the engine of this one: which roots these are, and what the engine
 // gets to reach them.
-#ifndef CKPTD_DAEMON_RUNTIME_SHARED_ROOTS_H_
-#define CKPTD_DAEMON_RUNTIME_SHARED_ROOTS_H_
+#ifndef CKPTD_DAEMON_RUNTIME_CLUSTER_SHARED_ROOTS_H_
+#define CKPTD_DAEMON_RUNTIME_CLUSTER_SHARED_ROOTS_H_
 
 #include <functional>
 #include <memory>
@@ -80,4 +80,4 @@ class SharedRoots {
 };
 
 }  // namespace ckptd
-#endif  // CKPTD_DAEMON_RUNTIME_SHARED_ROOTS_H_
+#endif  // CKPTD_DAEMON_RUNTIME_CLUSTER_SHARED_ROOTS_H_

@@ -1,4 +1,4 @@
-#include "daemon/runtime/local_folder.h"
+#include "daemon/runtime/process/local_folder.h"
 
 #include <sys/stat.h>
 #include <unistd.h>

@@ -1,7 +1,7 @@
 // Recovers the roots that the daemon knows from its last run, and tries those again that cannot be opened
 // yet.
-#ifndef CKPTD_DAEMON_RUNTIME_ROOT_RECOVERY_H_
-#define CKPTD_DAEMON_RUNTIME_ROOT_RECOVERY_H_
+#ifndef CKPTD_DAEMON_RUNTIME_START_ROOT_RECOVERY_H_
+#define CKPTD_DAEMON_RUNTIME_START_ROOT_RECOVERY_H_
 
 #include <functional>
 #include <vector>
@@ -38,4 +38,4 @@ class RootRecovery {
 };
 
 }  // namespace ckptd
-#endif  // CKPTD_DAEMON_RUNTIME_ROOT_RECOVERY_H_
+#endif  // CKPTD_DAEMON_RUNTIME_START_ROOT_RECOVERY_H_

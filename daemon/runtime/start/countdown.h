@@ -1,6 +1,6 @@
 // A latch with a timeout: waits until a number of events have happened.
-#ifndef CKPTD_DAEMON_RUNTIME_COUNTDOWN_H_
-#define CKPTD_DAEMON_RUNTIME_COUNTDOWN_H_
+#ifndef CKPTD_DAEMON_RUNTIME_START_COUNTDOWN_H_
+#define CKPTD_DAEMON_RUNTIME_START_COUNTDOWN_H_
 
 #include <cstddef>
 
@@ -37,4 +37,4 @@ class Countdown {
 };
 
 }  // namespace ckptd
-#endif  // CKPTD_DAEMON_RUNTIME_COUNTDOWN_H_
+#endif  // CKPTD_DAEMON_RUNTIME_START_COUNTDOWN_H_

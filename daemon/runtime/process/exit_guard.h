@@ -1,6 +1,6 @@
 // Ends the process when a shutdown takes too long.
-#ifndef CKPTD_DAEMON_RUNTIME_EXIT_GUARD_H_
-#define CKPTD_DAEMON_RUNTIME_EXIT_GUARD_H_
+#ifndef CKPTD_DAEMON_RUNTIME_PROCESS_EXIT_GUARD_H_
+#define CKPTD_DAEMON_RUNTIME_PROCESS_EXIT_GUARD_H_
 
 #include <string>
 #include <thread>
@@ -27,4 +27,4 @@ class ExitGuard {
 };
 
 }  // namespace ckptd
-#endif  // CKPTD_DAEMON_RUNTIME_EXIT_GUARD_H_
+#endif  // CKPTD_DAEMON_RUNTIME_PROCESS_EXIT_GUARD_H_

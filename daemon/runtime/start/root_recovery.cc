@@ -1,4 +1,4 @@
-#include "daemon/runtime/root_recovery.h"
+#include "daemon/runtime/start/root_recovery.h"
 
 #include <sys/types.h>
 
@@ -10,7 +10,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "daemon/log/log.h"
-#include "daemon/runtime/countdown.h"
+#include "daemon/runtime/start/countdown.h"
 #include "storage/base/clock.h"
 
 namespace ckptd {

@@ -1,4 +1,4 @@
-#include "daemon/runtime/exit_guard.h"
+#include "daemon/runtime/process/exit_guard.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "daemon/runtime/cluster_node.h"
+#include "daemon/runtime/cluster/cluster_node.h"
 
 #include <chrono>
 #include <utility>

@@ -1,6 +1,6 @@
 // Shared roots of two daemons, on the simulated etcd and a root in memory.
 // tests/contract/nodes_run_contract_test.cc has what a run does there.
-#include "daemon/runtime/shared_roots.h"
+#include "daemon/runtime/cluster/shared_roots.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,6 +1,6 @@
 // Limits and random numbers of the machine.
-#ifndef CKPTD_DAEMON_RUNTIME_MACHINE_H_
-#define CKPTD_DAEMON_RUNTIME_MACHINE_H_
+#ifndef CKPTD_DAEMON_RUNTIME_PROCESS_MACHINE_H_
+#define CKPTD_DAEMON_RUNTIME_PROCESS_MACHINE_H_
 
 #include <cstdint>
 #include <optional>
@@ -23,4 +23,4 @@ std::optional<int64_t> ControlGroupMemoryLimit(const std::string& proc = "/proc/
                                                const std::string& cgroup = "/sys/fs/cgroup");
 
 }  // namespace ckptd
-#endif  // CKPTD_DAEMON_RUNTIME_MACHINE_H_
+#endif  // CKPTD_DAEMON_RUNTIME_PROCESS_MACHINE_H_

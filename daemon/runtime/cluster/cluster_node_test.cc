@@ -1,6 +1,6 @@
 // A node over gRPC, with a model of etcd. tests/integration/cluster_test.cc has whole daemons and Debian's
 // etcd.
-#include "daemon/runtime/cluster_node.h"
+#include "daemon/runtime/cluster/cluster_node.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "daemon/runtime/machine.h"
+#include "daemon/runtime/process/machine.h"
 
 #include <sys/random.h>
 #include <sys/resource.h>

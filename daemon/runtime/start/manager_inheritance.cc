@@ -1,4 +1,4 @@
-#include "daemon/runtime/manager_inheritance.h"
+#include "daemon/runtime/start/manager_inheritance.h"
 
 #include <chrono>
 #include <set>
