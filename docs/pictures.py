@@ -101,7 +101,7 @@ SAVE = [
         IO,
         "write the part",
         "When all ranks have sealed, and no copy competes with the writes, or one second after the first rank has, the engine hands the sealed parts to their file system's threads.",
-        ("daemon/engine/save/member_files.cc", "daemon/root_io/file_system_workers.cc"),
+        ("daemon/engine/save/member_files.cc", "daemon/root_io/threads/file_system_workers.cc"),
     ),
     Step(
         IO,
@@ -293,11 +293,13 @@ LAYERS: List[Tuple[str, List[Tuple[str, str]]]] = [
         [
             ("sessions", "who calls"),
             ("attach", "which roots"),
-            ("root_io", "threads of a root"),
+            ("root_io", "engine to storage"),
             ("metrics", "/metrics"),
         ],
     ),
-    ("daemon/", [("engine", "the façade over the folders below, on one thread")]),
+    ("daemon/root_io/", [("local", "roots of one node"), ("shared", "roots of several")]),
+    ("daemon/root_io/", [("common", "what is done alike in both")]),
+    ("daemon/", [("engine", "the façade over the folders below, on one thread"), ("root_io/threads", "of each file system")]),
     ("daemon/engine/", [("save", "a save from Begin to its end"), ("resume", "joining a run, and resuming")]),
     (
         "daemon/engine/",

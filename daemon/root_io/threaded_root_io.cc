@@ -8,12 +8,12 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "daemon/root_io/disk_checkpoint_reader.h"
-#include "daemon/root_io/disk_root_io.h"
-#include "daemon/root_io/empty_trash.h"
-#include "daemon/root_io/file_system_workers.h"
-#include "daemon/root_io/part_record.h"
-#include "daemon/root_io/threaded_root.h"
+#include "daemon/root_io/common/disk_checkpoint_reader.h"
+#include "daemon/root_io/common/disk_root_io.h"
+#include "daemon/root_io/common/part_record.h"
+#include "daemon/root_io/local/empty_trash.h"
+#include "daemon/root_io/local/threaded_root.h"
+#include "daemon/root_io/threads/file_system_workers.h"
 #include "storage/base/errors.h"
 #include "storage/base/status_macros.h"
 #include "storage/commit/checkpoint/checkpoint_dir.h"

@@ -1,4 +1,4 @@
-#include "daemon/root_io/threaded_root.h"
+#include "daemon/root_io/local/threaded_root.h"
 
 #include <utility>
 

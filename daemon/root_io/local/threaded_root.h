@@ -1,15 +1,15 @@
 // One root as its threads see it: the store, the in-flight directories and the open readers.
-#ifndef CKPTD_DAEMON_ROOT_IO_THREADED_ROOT_H_
-#define CKPTD_DAEMON_ROOT_IO_THREADED_ROOT_H_
+#ifndef CKPTD_DAEMON_ROOT_IO_LOCAL_THREADED_ROOT_H_
+#define CKPTD_DAEMON_ROOT_IO_LOCAL_THREADED_ROOT_H_
 
 #include <map>
 #include <memory>
 
 #include "absl/status/statusor.h"
 #include "daemon/engine/seams/root_io.h"
-#include "daemon/root_io/file_system_workers.h"
-#include "daemon/root_io/opened_root.h"
-#include "daemon/root_io/root_threads.h"
+#include "daemon/root_io/common/opened_root.h"
+#include "daemon/root_io/threads/file_system_workers.h"
+#include "daemon/root_io/threads/root_threads.h"
 #include "storage/base/clock.h"
 #include "storage/commit/local/root_store.h"
 
@@ -35,4 +35,4 @@ absl::StatusOr<RootSnapshot> TakeSnapshot(ThreadedRoot& root, FileSystemWorkers&
                                           const ThreadedRootIoOptions& options);
 
 }  // namespace ckptd
-#endif  // CKPTD_DAEMON_ROOT_IO_THREADED_ROOT_H_
+#endif  // CKPTD_DAEMON_ROOT_IO_LOCAL_THREADED_ROOT_H_

@@ -1,4 +1,4 @@
-#include "daemon/root_io/disk_root_io.h"
+#include "daemon/root_io/common/disk_root_io.h"
 
 #include <utility>
 

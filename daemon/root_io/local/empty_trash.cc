@@ -1,4 +1,4 @@
-#include "daemon/root_io/empty_trash.h"
+#include "daemon/root_io/local/empty_trash.h"
 
 #include <algorithm>
 #include <optional>

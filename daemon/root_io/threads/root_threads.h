@@ -1,6 +1,6 @@
 // The threads behind a RootIo, and how their answers reach the engine's thread.
-#ifndef CKPTD_DAEMON_ROOT_IO_ROOT_THREADS_H_
-#define CKPTD_DAEMON_ROOT_IO_ROOT_THREADS_H_
+#ifndef CKPTD_DAEMON_ROOT_IO_THREADS_ROOT_THREADS_H_
+#define CKPTD_DAEMON_ROOT_IO_THREADS_ROOT_THREADS_H_
 
 #include <functional>
 #include <memory>
@@ -9,7 +9,7 @@
 
 #include "absl/functional/any_invocable.h"
 #include "daemon/engine/seams/root_io.h"
-#include "daemon/root_io/file_system_workers.h"
+#include "daemon/root_io/threads/file_system_workers.h"
 #include "storage/base/clock.h"
 #include "storage/base/mutex.h"
 #include "storage/commit/shared/shared_scan.h"
@@ -87,4 +87,4 @@ class RootAnswers {
 };
 
 }  // namespace ckptd
-#endif  // CKPTD_DAEMON_ROOT_IO_ROOT_THREADS_H_
+#endif  // CKPTD_DAEMON_ROOT_IO_THREADS_ROOT_THREADS_H_

@@ -1,7 +1,7 @@
 // The threads of one file system, so that a file system that hangs does not stall the others: a metadata
 // worker, and an I/O thread with its queue, started once the first root has been probed.
-#ifndef CKPTD_DAEMON_ROOT_IO_FILE_SYSTEM_WORKERS_H_
-#define CKPTD_DAEMON_ROOT_IO_FILE_SYSTEM_WORKERS_H_
+#ifndef CKPTD_DAEMON_ROOT_IO_THREADS_FILE_SYSTEM_WORKERS_H_
+#define CKPTD_DAEMON_ROOT_IO_THREADS_FILE_SYSTEM_WORKERS_H_
 
 #include <atomic>
 #include <cstdint>
@@ -16,7 +16,7 @@
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "daemon/root_io/write_progress.h"
+#include "daemon/root_io/threads/write_progress.h"
 #include "storage/base/clock.h"
 #include "storage/base/mutex.h"
 #include "storage/fs/file_system.h"
@@ -104,4 +104,4 @@ class FileSystemWorkers {
 };
 
 }  // namespace ckptd
-#endif  // CKPTD_DAEMON_ROOT_IO_FILE_SYSTEM_WORKERS_H_
+#endif  // CKPTD_DAEMON_ROOT_IO_THREADS_FILE_SYSTEM_WORKERS_H_

@@ -1,6 +1,6 @@
 // Detects a file system on which no write in flight makes progress.
-#ifndef CKPTD_DAEMON_ROOT_IO_WRITE_PROGRESS_H_
-#define CKPTD_DAEMON_ROOT_IO_WRITE_PROGRESS_H_
+#ifndef CKPTD_DAEMON_ROOT_IO_THREADS_WRITE_PROGRESS_H_
+#define CKPTD_DAEMON_ROOT_IO_THREADS_WRITE_PROGRESS_H_
 
 #include <atomic>
 #include <cstdint>
@@ -39,4 +39,4 @@ class WriteProgress {
 };
 
 }  // namespace ckptd
-#endif  // CKPTD_DAEMON_ROOT_IO_WRITE_PROGRESS_H_
+#endif  // CKPTD_DAEMON_ROOT_IO_THREADS_WRITE_PROGRESS_H_

@@ -1,6 +1,6 @@
 // The record of one rank's part, once its files are on disk.
-#ifndef CKPTD_DAEMON_ROOT_IO_PART_RECORD_H_
-#define CKPTD_DAEMON_ROOT_IO_PART_RECORD_H_
+#ifndef CKPTD_DAEMON_ROOT_IO_COMMON_PART_RECORD_H_
+#define CKPTD_DAEMON_ROOT_IO_COMMON_PART_RECORD_H_
 
 #include <cstdint>
 #include <vector>
@@ -15,4 +15,4 @@ storage::v1::PartRecord PartRecordOf(storage::v1::PartRecord part, int32_t chunk
                                      const std::vector<WrittenFile>& written);
 
 }  // namespace ckptd
-#endif  // CKPTD_DAEMON_ROOT_IO_PART_RECORD_H_
+#endif  // CKPTD_DAEMON_ROOT_IO_COMMON_PART_RECORD_H_

@@ -1,13 +1,13 @@
 // Emptying the trash of a root, step by step, between the threads of its file system.
-#ifndef CKPTD_DAEMON_ROOT_IO_EMPTY_TRASH_H_
-#define CKPTD_DAEMON_ROOT_IO_EMPTY_TRASH_H_
+#ifndef CKPTD_DAEMON_ROOT_IO_LOCAL_EMPTY_TRASH_H_
+#define CKPTD_DAEMON_ROOT_IO_LOCAL_EMPTY_TRASH_H_
 
 #include <memory>
 
 #include "absl/functional/any_invocable.h"
 #include "absl/status/statusor.h"
-#include "daemon/root_io/file_system_workers.h"
-#include "daemon/root_io/threaded_root.h"
+#include "daemon/root_io/local/threaded_root.h"
+#include "daemon/root_io/threads/file_system_workers.h"
 #include "storage/commit/steps/types.h"
 
 namespace ckptd {
@@ -21,4 +21,4 @@ void EmptyTrashOf(std::shared_ptr<ThreadedRoot> root, std::shared_ptr<FileSystem
                   absl::AnyInvocable<void(absl::StatusOr<TrashLeft>)> answer);
 
 }  // namespace ckptd
-#endif  // CKPTD_DAEMON_ROOT_IO_EMPTY_TRASH_H_
+#endif  // CKPTD_DAEMON_ROOT_IO_LOCAL_EMPTY_TRASH_H_

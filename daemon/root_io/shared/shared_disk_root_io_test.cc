@@ -1,5 +1,5 @@
 // Tests of SharedFilesIo on real directories: three nodes, each with its own threads, share one root.
-#include "daemon/root_io/shared_disk_root_io.h"
+#include "daemon/root_io/shared/shared_disk_root_io.h"
 
 #include <fcntl.h>
 #include <gmock/gmock.h>

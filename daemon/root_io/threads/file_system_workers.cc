@@ -1,4 +1,4 @@
-#include "daemon/root_io/file_system_workers.h"
+#include "daemon/root_io/threads/file_system_workers.h"
 
 #include <algorithm>
 #include <utility>

@@ -1,4 +1,4 @@
-#include "daemon/root_io/shared_disk_root.h"
+#include "daemon/root_io/shared/shared_disk_root.h"
 
 #include <algorithm>
 #include <utility>

@@ -1,6 +1,6 @@
 // Readers of committed checkpoints, and what the readers of one root share.
-#ifndef CKPTD_DAEMON_ROOT_IO_DISK_CHECKPOINT_READER_H_
-#define CKPTD_DAEMON_ROOT_IO_DISK_CHECKPOINT_READER_H_
+#ifndef CKPTD_DAEMON_ROOT_IO_COMMON_DISK_CHECKPOINT_READER_H_
+#define CKPTD_DAEMON_ROOT_IO_COMMON_DISK_CHECKPOINT_READER_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -85,4 +85,4 @@ class DiskCheckpointReader : public CheckpointReader {
 };
 
 }  // namespace ckptd
-#endif  // CKPTD_DAEMON_ROOT_IO_DISK_CHECKPOINT_READER_H_
+#endif  // CKPTD_DAEMON_ROOT_IO_COMMON_DISK_CHECKPOINT_READER_H_

@@ -1,6 +1,6 @@
 // One root that several nodes share, as the threads of its file system on this node see it.
-#ifndef CKPTD_DAEMON_ROOT_IO_SHARED_DISK_ROOT_H_
-#define CKPTD_DAEMON_ROOT_IO_SHARED_DISK_ROOT_H_
+#ifndef CKPTD_DAEMON_ROOT_IO_SHARED_SHARED_DISK_ROOT_H_
+#define CKPTD_DAEMON_ROOT_IO_SHARED_SHARED_DISK_ROOT_H_
 
 #include <cstdint>
 #include <map>
@@ -15,10 +15,10 @@
 #include "ckptd/storage/v1/storage.pb.h"
 #include "daemon/engine/seams/root_io.h"
 #include "daemon/engine/seams/shared_files_io.h"
-#include "daemon/root_io/file_system_workers.h"
-#include "daemon/root_io/opened_root.h"
-#include "daemon/root_io/root_threads.h"
-#include "daemon/root_io/shared_root_identity.h"
+#include "daemon/root_io/common/opened_root.h"
+#include "daemon/root_io/shared/shared_root_identity.h"
+#include "daemon/root_io/threads/file_system_workers.h"
+#include "daemon/root_io/threads/root_threads.h"
 #include "storage/base/clock.h"
 #include "storage/commit/shared/shared_root_store.h"
 #include "storage/commit/steps/types.h"
@@ -82,4 +82,4 @@ struct SharedDiskRoot : OpenedRoot {
 };
 
 }  // namespace ckptd
-#endif  // CKPTD_DAEMON_ROOT_IO_SHARED_DISK_ROOT_H_
+#endif  // CKPTD_DAEMON_ROOT_IO_SHARED_SHARED_DISK_ROOT_H_

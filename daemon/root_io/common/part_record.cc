@@ -1,4 +1,4 @@
-#include "daemon/root_io/part_record.h"
+#include "daemon/root_io/common/part_record.h"
 
 namespace ckptd {
 

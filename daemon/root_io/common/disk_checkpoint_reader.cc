@@ -1,4 +1,4 @@
-#include "daemon/root_io/disk_checkpoint_reader.h"
+#include "daemon/root_io/common/disk_checkpoint_reader.h"
 
 #include <algorithm>
 #include <thread>

@@ -1,6 +1,6 @@
 // One root as the threads of its file system see it, whoever writes in it.
-#ifndef CKPTD_DAEMON_ROOT_IO_OPENED_ROOT_H_
-#define CKPTD_DAEMON_ROOT_IO_OPENED_ROOT_H_
+#ifndef CKPTD_DAEMON_ROOT_IO_COMMON_OPENED_ROOT_H_
+#define CKPTD_DAEMON_ROOT_IO_COMMON_OPENED_ROOT_H_
 
 #include <atomic>
 #include <cstdint>
@@ -9,7 +9,7 @@
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "daemon/root_io/disk_checkpoint_reader.h"
+#include "daemon/root_io/common/disk_checkpoint_reader.h"
 #include "storage/fs/file_system.h"
 
 namespace ckptd {
@@ -40,4 +40,4 @@ struct OpenedRoot {
 };
 
 }  // namespace ckptd
-#endif  // CKPTD_DAEMON_ROOT_IO_OPENED_ROOT_H_
+#endif  // CKPTD_DAEMON_ROOT_IO_COMMON_OPENED_ROOT_H_

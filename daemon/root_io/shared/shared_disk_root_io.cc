@@ -1,4 +1,4 @@
-#include "daemon/root_io/shared_disk_root_io.h"
+#include "daemon/root_io/shared/shared_disk_root_io.h"
 
 #include <cerrno>
 #include <chrono>
@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "daemon/root_io/disk_root_io.h"
-#include "daemon/root_io/part_record.h"
-#include "daemon/root_io/shared_disk_root.h"
+#include "daemon/root_io/common/disk_root_io.h"
+#include "daemon/root_io/common/part_record.h"
+#include "daemon/root_io/shared/shared_disk_root.h"
 #include "storage/base/errors.h"
 #include "storage/base/reasons.h"
 #include "storage/base/status_macros.h"

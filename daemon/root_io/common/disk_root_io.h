@@ -1,6 +1,6 @@
 // What a RootIo on a real file system does alike, whether one node or several write in the root: it reads.
-#ifndef CKPTD_DAEMON_ROOT_IO_DISK_ROOT_IO_H_
-#define CKPTD_DAEMON_ROOT_IO_DISK_ROOT_IO_H_
+#ifndef CKPTD_DAEMON_ROOT_IO_COMMON_DISK_ROOT_IO_H_
+#define CKPTD_DAEMON_ROOT_IO_COMMON_DISK_ROOT_IO_H_
 
 #include <algorithm>
 #include <atomic>
@@ -15,10 +15,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "daemon/engine/seams/root_io.h"
-#include "daemon/root_io/disk_checkpoint_reader.h"
-#include "daemon/root_io/file_system_workers.h"
-#include "daemon/root_io/opened_root.h"
-#include "daemon/root_io/root_threads.h"
+#include "daemon/root_io/common/disk_checkpoint_reader.h"
+#include "daemon/root_io/common/opened_root.h"
+#include "daemon/root_io/threads/file_system_workers.h"
+#include "daemon/root_io/threads/root_threads.h"
 #include "storage/base/status_macros.h"
 #include "storage/commit/checkpoint/foreign.h"
 #include "storage/io/check_images.h"
@@ -134,4 +134,4 @@ class DiskRootIo : public Interface {
 };
 
 }  // namespace ckptd
-#endif  // CKPTD_DAEMON_ROOT_IO_DISK_ROOT_IO_H_
+#endif  // CKPTD_DAEMON_ROOT_IO_COMMON_DISK_ROOT_IO_H_

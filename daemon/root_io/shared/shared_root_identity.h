@@ -1,6 +1,6 @@
 // Who writes in a root that several nodes share.
-#ifndef CKPTD_DAEMON_ROOT_IO_SHARED_ROOT_IDENTITY_H_
-#define CKPTD_DAEMON_ROOT_IO_SHARED_ROOT_IDENTITY_H_
+#ifndef CKPTD_DAEMON_ROOT_IO_SHARED_SHARED_ROOT_IDENTITY_H_
+#define CKPTD_DAEMON_ROOT_IO_SHARED_SHARED_ROOT_IDENTITY_H_
 
 #include <string>
 
@@ -12,4 +12,4 @@ struct SharedRootIdentity {
 };
 
 }  // namespace ckptd
-#endif  // CKPTD_DAEMON_ROOT_IO_SHARED_ROOT_IDENTITY_H_
+#endif  // CKPTD_DAEMON_ROOT_IO_SHARED_SHARED_ROOT_IDENTITY_H_

@@ -1,4 +1,4 @@
-#include "daemon/root_io/opened_root.h"
+#include "daemon/root_io/common/opened_root.h"
 
 #include <utility>
 

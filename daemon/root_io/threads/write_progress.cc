@@ -1,4 +1,4 @@
-#include "daemon/root_io/write_progress.h"
+#include "daemon/root_io/threads/write_progress.h"
 
 #include <utility>
 
