@@ -84,7 +84,7 @@ SAVE = [
         TRAINER,
         "copy into segments",
         "The one copy that training waits for.",
-        ("client/python/ckptd/_memory/image.py", "client/cpp/copy.cc", "storage/base/streaming_copy.cc"),
+        ("client/python/ckptd/_memory/image.py", "client/cpp/copy.cc", "storage/base/memory/streaming_copy.cc"),
     ),
     Step(
         TRAINER,
@@ -325,7 +325,7 @@ LAYERS: List[Tuple[str, List[Tuple[str, str]]]] = [
     ("storage/commit/", [("checkpoint", "its directory, read and verified")]),
     ("storage/", [("io", "I/O queues"), ("ledger", "attempts, sequences")]),
     ("storage/", [("fs", "file systems"), ("format", "manifests, names")]),
-    ("storage/", [("base", "errors, clocks, checksums")]),
+    ("storage/", [("base", "errors, clocks"), ("base/checksums", "CRC32C"), ("base/memory", "fresh memory, copies")]),
     ("proto/", [("ckptd/v1", "wire"), ("ckptd/config/v1", "configuration"), ("ckptd/storage/v1", "disk")]),
 ]
 

@@ -19,7 +19,7 @@
 #include "absl/strings/str_join.h"
 #include "client/cpp/client.h"
 #include "client/cpp/copy.h"
-#include "storage/base/copy_loops.h"
+#include "storage/base/memory/copy_loops.h"
 
 namespace {
 

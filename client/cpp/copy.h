@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "storage/base/streaming_copy.h"
+#include "storage/base/memory/streaming_copy.h"
 
 namespace ckptd::client {
 

@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-#include "storage/base/huge_pages.h"
+#include "storage/base/memory/huge_pages.h"
 
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23  // Linux 5.14.

@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "storage/base/huge_pages.h"
+#include "storage/base/memory/huge_pages.h"
 #include "storage/base/unique_fd.h"
 
 namespace ckptd {

@@ -18,7 +18,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "storage/base/errors.h"
-#include "storage/base/huge_pages.h"
+#include "storage/base/memory/huge_pages.h"
 #include "storage/base/status_macros.h"
 
 namespace ckptd {

@@ -13,7 +13,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "storage/base/errors.h"
-#include "storage/base/huge_pages.h"
+#include "storage/base/memory/huge_pages.h"
 #include "storage/base/status_macros.h"
 #include "storage/format/names.h"
 #include "storage/format/retention_record.h"

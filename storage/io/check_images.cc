@@ -8,7 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "storage/base/crc32c.h"
+#include "storage/base/checksums/crc32c.h"
 #include "storage/base/errors.h"
 
 namespace ckptd {

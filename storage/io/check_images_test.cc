@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "storage/base/crc32c.h"
+#include "storage/base/checksums/crc32c.h"
 #include "storage/base/errors.h"
 
 namespace ckptd {

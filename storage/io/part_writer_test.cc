@@ -17,7 +17,7 @@
 #include "absl/status/statusor.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "storage/base/crc32c.h"
+#include "storage/base/checksums/crc32c.h"
 #include "storage/base/errors.h"
 #include "storage/fs/file_system.h"
 #include "storage/fs/posix_file_system.h"

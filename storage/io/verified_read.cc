@@ -14,9 +14,9 @@
 #include <cstddef>
 #include <span>
 
-#include "storage/base/crc32c.h"
-#include "storage/base/fresh_memory.h"
-#include "storage/base/streaming_copy.h"
+#include "storage/base/checksums/crc32c.h"
+#include "storage/base/memory/fresh_memory.h"
+#include "storage/base/memory/streaming_copy.h"
 
 namespace ckptd {
 namespace {

@@ -15,7 +15,7 @@
 #include <thread>
 #include <vector>
 
-#include "storage/base/crc32c.h"
+#include "storage/base/checksums/crc32c.h"
 #include "tests/testing/temp_dir.h"
 
 namespace ckptd {

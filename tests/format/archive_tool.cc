@@ -33,7 +33,7 @@
 #include "client/formats/torch/archive.h"
 #include "client/formats/torch/archive_layout.h"
 #include "client/formats/torch/value.h"
-#include "storage/base/crc32.h"
+#include "storage/base/checksums/crc32.h"
 #include "storage/base/errors.h"
 #include "storage/base/unique_fd.h"
 

@@ -10,7 +10,7 @@
 #include "client/formats/torch/archive.h"
 #include "client/formats/torch/archive_layout.h"
 #include "gtest/gtest.h"
-#include "storage/base/crc32c.h"
+#include "storage/base/checksums/crc32c.h"
 
 namespace ckptd {
 namespace {

@@ -8,8 +8,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
+#include "storage/base/checksums/crc32c.h"
 #include "storage/base/clock.h"
-#include "storage/base/crc32c.h"
 #include "storage/base/status_macros.h"
 #include "storage/fs/posix_file_system.h"
 

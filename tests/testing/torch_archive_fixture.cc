@@ -8,7 +8,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "client/formats/data_type.h"
-#include "storage/base/crc32.h"
+#include "storage/base/checksums/crc32.h"
 
 namespace ckptd::torch {
 namespace {

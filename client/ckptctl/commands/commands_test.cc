@@ -13,7 +13,7 @@
 #include "ckptd/v1/messages.pb.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "storage/base/crc32c.h"
+#include "storage/base/checksums/crc32c.h"
 #include "storage/base/errors.h"
 #include "storage/commit/shared/run/shared_layout.h"
 #include "storage/commit/shared/run/shared_record.h"

@@ -9,7 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/ckptctl/text/text.h"
-#include "storage/base/huge_pages.h"
+#include "storage/base/memory/huge_pages.h"
 #include "storage/base/unique_fd.h"
 
 namespace ckptd::ctl {

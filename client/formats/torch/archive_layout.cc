@@ -9,7 +9,7 @@
 #include "client/formats/text.h"
 #include "client/formats/torch/pickler.h"
 #include "client/formats/torch/zip_format.h"
-#include "storage/base/crc32.h"
+#include "storage/base/checksums/crc32.h"
 #include "storage/base/errors.h"
 #include "storage/base/status_macros.h"
 

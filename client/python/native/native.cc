@@ -19,11 +19,11 @@
 #include <span>
 
 #include "client/python/native/non_finite.h"
-#include "storage/base/copy_loops.h"
-#include "storage/base/crc32c.h"
-#include "storage/base/fresh_memory.h"
+#include "storage/base/checksums/crc32c.h"
 #include "storage/base/idle_priority.h"
-#include "storage/base/streaming_copy.h"
+#include "storage/base/memory/copy_loops.h"
+#include "storage/base/memory/fresh_memory.h"
+#include "storage/base/memory/streaming_copy.h"
 #include "storage/io/verified_read.h"
 
 // These two moved from libpthread to libc in glibc 2.34. Under their older version, every glibc has them.

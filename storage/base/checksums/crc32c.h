@@ -1,6 +1,6 @@
 // CRC32C (Castagnoli), by ISA-L at memory speed.
-#ifndef CKPTD_STORAGE_BASE_CRC32C_H_
-#define CKPTD_STORAGE_BASE_CRC32C_H_
+#ifndef CKPTD_STORAGE_BASE_CHECKSUMS_CRC32C_H_
+#define CKPTD_STORAGE_BASE_CHECKSUMS_CRC32C_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -13,4 +13,4 @@ namespace ckptd {
 uint32_t Crc32c(std::span<const std::byte> bytes, uint32_t crc = 0);
 
 }  // namespace ckptd
-#endif  // CKPTD_STORAGE_BASE_CRC32C_H_
+#endif  // CKPTD_STORAGE_BASE_CHECKSUMS_CRC32C_H_

@@ -1,6 +1,6 @@
 // CRC-32 as ZIP uses it, only for the checksums inside archives. ckptd's own checksums are CRC32C (crc32c.h).
-#ifndef CKPTD_STORAGE_BASE_CRC32_H_
-#define CKPTD_STORAGE_BASE_CRC32_H_
+#ifndef CKPTD_STORAGE_BASE_CHECKSUMS_CRC32_H_
+#define CKPTD_STORAGE_BASE_CHECKSUMS_CRC32_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -12,4 +12,4 @@ namespace ckptd {
 uint32_t Crc32(std::span<const std::byte> bytes, uint32_t crc = 0);
 
 }  // namespace ckptd
-#endif  // CKPTD_STORAGE_BASE_CRC32_H_
+#endif  // CKPTD_STORAGE_BASE_CHECKSUMS_CRC32_H_

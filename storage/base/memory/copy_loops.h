@@ -1,7 +1,7 @@
 // The ways to copy memory between which a process chooses by measuring them: which one is fastest depends on
 // the processor.
-#ifndef CKPTD_STORAGE_BASE_COPY_LOOPS_H_
-#define CKPTD_STORAGE_BASE_COPY_LOOPS_H_
+#ifndef CKPTD_STORAGE_BASE_MEMORY_COPY_LOOPS_H_
+#define CKPTD_STORAGE_BASE_MEMORY_COPY_LOOPS_H_
 
 #include <cstddef>
 #include <span>
@@ -19,4 +19,4 @@ struct CopyLoop {
 std::span<const CopyLoop> CopyLoops();
 
 }  // namespace ckptd
-#endif  // CKPTD_STORAGE_BASE_COPY_LOOPS_H_
+#endif  // CKPTD_STORAGE_BASE_MEMORY_COPY_LOOPS_H_

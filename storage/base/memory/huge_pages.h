@@ -1,6 +1,6 @@
 // Huge pages for memory that several processes share, without a setting of the system.
-#ifndef CKPTD_STORAGE_BASE_HUGE_PAGES_H_
-#define CKPTD_STORAGE_BASE_HUGE_PAGES_H_
+#ifndef CKPTD_STORAGE_BASE_MEMORY_HUGE_PAGES_H_
+#define CKPTD_STORAGE_BASE_MEMORY_HUGE_PAGES_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -16,4 +16,4 @@ inline constexpr int64_t kHugePageBytes = int64_t{2} << 20;
 int MakePagesHuge(std::byte* data, int64_t size);
 
 }  // namespace ckptd
-#endif  // CKPTD_STORAGE_BASE_HUGE_PAGES_H_
+#endif  // CKPTD_STORAGE_BASE_MEMORY_HUGE_PAGES_H_

@@ -1,7 +1,7 @@
 // Faulting in memory that nobody has touched yet: page by page it takes several times as long as a copy.
 // Uses nothing of the C++ runtime library, because the Python package's native library contains it.
-#ifndef CKPTD_STORAGE_BASE_FRESH_MEMORY_H_
-#define CKPTD_STORAGE_BASE_FRESH_MEMORY_H_
+#ifndef CKPTD_STORAGE_BASE_MEMORY_FRESH_MEMORY_H_
+#define CKPTD_STORAGE_BASE_MEMORY_FRESH_MEMORY_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -18,4 +18,4 @@ void AdviseHugePages(const uint64_t* addresses, const uint64_t* lengths, uint64_
 void FaultIn(char* begin, size_t size);
 
 }  // namespace ckptd
-#endif  // CKPTD_STORAGE_BASE_FRESH_MEMORY_H_
+#endif  // CKPTD_STORAGE_BASE_MEMORY_FRESH_MEMORY_H_

@@ -1,4 +1,4 @@
-#include "storage/base/fresh_memory.h"
+#include "storage/base/memory/fresh_memory.h"
 
 #include <sys/mman.h>
 

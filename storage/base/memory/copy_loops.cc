@@ -1,4 +1,4 @@
-#include "storage/base/copy_loops.h"
+#include "storage/base/memory/copy_loops.h"
 
 #include <string.h>
 

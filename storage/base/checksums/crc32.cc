@@ -1,4 +1,4 @@
-#include "storage/base/crc32.h"
+#include "storage/base/checksums/crc32.h"
 
 #include <isa-l/crc.h>
 

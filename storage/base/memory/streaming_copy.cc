@@ -1,10 +1,10 @@
-#include "storage/base/streaming_copy.h"
+#include "storage/base/memory/streaming_copy.h"
 
 #include <time.h>
 
 #include <cstdint>
 
-#include "storage/base/measured_copy.h"
+#include "storage/base/memory/measured_copy.h"
 
 namespace ckptd {
 namespace {

@@ -1,4 +1,4 @@
-#include "storage/base/crc32c.h"
+#include "storage/base/checksums/crc32c.h"
 
 #include <isa-l/crc.h>
 

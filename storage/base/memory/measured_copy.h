@@ -1,13 +1,13 @@
 // A copy that finds the fastest loop by itself, while it does its first work.
-#ifndef CKPTD_STORAGE_BASE_MEASURED_COPY_H_
-#define CKPTD_STORAGE_BASE_MEASURED_COPY_H_
+#ifndef CKPTD_STORAGE_BASE_MEMORY_MEASURED_COPY_H_
+#define CKPTD_STORAGE_BASE_MEMORY_MEASURED_COPY_H_
 
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 
-#include "storage/base/copy_loops.h"
+#include "storage/base/memory/copy_loops.h"
 
 namespace ckptd {
 
@@ -59,4 +59,4 @@ class MeasuredCopy {
 };
 
 }  // namespace ckptd
-#endif  // CKPTD_STORAGE_BASE_MEASURED_COPY_H_
+#endif  // CKPTD_STORAGE_BASE_MEMORY_MEASURED_COPY_H_

@@ -1,4 +1,4 @@
-#include "storage/base/streaming_copy.h"
+#include "storage/base/memory/streaming_copy.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "storage/base/huge_pages.h"
+#include "storage/base/memory/huge_pages.h"
 
 #include <sys/mman.h>
 

@@ -1,4 +1,4 @@
-#include "storage/base/measured_copy.h"
+#include "storage/base/memory/measured_copy.h"
 
 #include <string.h>
 
