@@ -77,14 +77,14 @@ SAVE = [
             "The client fetches and maps segments that it has not mapped yet. From the second save on there "
             "are none."
         ),
-        ("daemon/handoff/handoff_requests.cc", "client/python/ckptd/_session/segments.py", "client/cpp/mapping.cc"),
+        ("daemon/handoff/handoff_requests.cc", "client/python/ckptd/_session/segments.py", "client/cpp/memory/mapping.cc"),
     ),
     Step(
         TRAINER,
         TRAINER,
         "copy into segments",
         "The one copy that training waits for.",
-        ("client/python/ckptd/_memory/image.py", "client/cpp/copy.cc", "storage/base/memory/streaming_copy.cc"),
+        ("client/python/ckptd/_memory/image.py", "client/cpp/memory/copy.cc", "storage/base/memory/streaming_copy.cc"),
     ),
     Step(
         TRAINER,
@@ -226,7 +226,7 @@ RESTORE = [
         FRONT,
         "fetch descriptors",
         "The client copies out of the segments, or maps them for good.",
-        ("daemon/handoff/handoff_requests.cc", "client/python/ckptd/_reading/resident_files.py", "client/cpp/resident_files.cc"),
+        ("daemon/handoff/handoff_requests.cc", "client/python/ckptd/_reading/resident_files.py", "client/cpp/reading/resident_files.cc"),
     ),
     Step(
         TRAINER,
@@ -277,6 +277,9 @@ LAYERS: List[Tuple[str, List[Tuple[str, str]]]] = [
     ("client/", [("python/native", "C for Python"), ("ckptctl/convert", "arguments, output")]),
     ("client/", [("ckptctl/commands", "what asks the daemon or reads a root")]),
     ("client/", [("ckptctl/text", "names, tables"), ("cpp", "the C++ library"), ("convert", "paths, checked input")]),
+    ("client/cpp/", [("reading", "ranges, resident files")]),
+    ("client/cpp/", [("session", "calls, descriptors")]),
+    ("client/cpp/", [("memory", "mapped segments, copies")]),
     ("client/convert/", [("deepspeed", "to universal, to weights"), ("nxd", "ZeRO-1")]),
     ("client/convert/", [("deepspeed/shards", "of tensor and expert parallel ranks")]),
     ("client/convert/", [("deepspeed/state", "moments, values, tags")]),

@@ -18,7 +18,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "client/cpp/client.h"
-#include "client/cpp/copy.h"
+#include "client/cpp/memory/copy.h"
 #include "storage/base/memory/copy_loops.h"
 
 namespace {

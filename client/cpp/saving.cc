@@ -7,7 +7,7 @@
 #include "absl/strings/str_format.h"
 #include "client/cpp/client.h"
 #include "client/cpp/client_impl.h"
-#include "client/cpp/wire_errors.h"
+#include "client/cpp/session/wire_errors.h"
 #include "storage/base/errors.h"
 #include "storage/base/status_macros.h"
 

@@ -4,7 +4,7 @@
 #include <fcntl.h>
 #include <sys/socket.h>
 
-#include "client/cpp/handoff.h"
+#include "client/cpp/session/handoff.h"
 #include "storage/base/unique_fd.h"
 #include "tests/fuzz/fuzz.h"
 

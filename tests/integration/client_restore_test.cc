@@ -20,8 +20,8 @@
 #include <thread>
 
 #include "client/cpp/client.h"
-#include "client/cpp/endpoint.h"
-#include "client/cpp/rpc.h"
+#include "client/cpp/session/endpoint.h"
+#include "client/cpp/session/rpc.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "storage/base/errors.h"

@@ -16,7 +16,7 @@
 #include "client/ckptctl/text/names.h"
 #include "client/ckptctl/text/render.h"
 #include "client/ckptctl/text/text.h"
-#include "client/cpp/handoff.h"
+#include "client/cpp/session/handoff.h"
 #include "storage/base/errors.h"
 #include "storage/base/real_path.h"
 #include "storage/base/status_macros.h"

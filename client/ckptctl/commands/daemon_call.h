@@ -7,7 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "client/ckptctl/commands/commands.h"
-#include "client/cpp/rpc.h"
+#include "client/cpp/session/rpc.h"
 #include "storage/base/clock.h"
 
 namespace ckptd::ctl {

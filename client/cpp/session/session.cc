@@ -1,9 +1,9 @@
-#include "client/cpp/session.h"
+#include "client/cpp/session/session.h"
 
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "client/cpp/copy.h"
+#include "client/cpp/memory/copy.h"
 #include "storage/base/errors.h"
 #include "storage/base/status_macros.h"
 

@@ -1,6 +1,6 @@
 // One session with a daemon: the hand-off connection, the gRPC calls with its token, and its mapped segments.
-#ifndef CKPTD_CLIENT_CPP_SESSION_H_
-#define CKPTD_CLIENT_CPP_SESSION_H_
+#ifndef CKPTD_CLIENT_CPP_SESSION_SESSION_H_
+#define CKPTD_CLIENT_CPP_SESSION_SESSION_H_
 
 #include <cstdint>
 #include <map>
@@ -10,10 +10,10 @@
 
 #include "absl/status/statusor.h"
 #include "ckptd/v1/types.pb.h"
-#include "client/cpp/endpoint.h"
-#include "client/cpp/handoff.h"
-#include "client/cpp/mapping.h"
-#include "client/cpp/rpc.h"
+#include "client/cpp/memory/mapping.h"
+#include "client/cpp/session/endpoint.h"
+#include "client/cpp/session/handoff.h"
+#include "client/cpp/session/rpc.h"
 #include "storage/base/clock.h"
 #include "storage/base/mutex.h"
 
@@ -55,4 +55,4 @@ class Session {
 };
 
 }  // namespace ckptd::client
-#endif  // CKPTD_CLIENT_CPP_SESSION_H_
+#endif  // CKPTD_CLIENT_CPP_SESSION_SESSION_H_

@@ -1,4 +1,4 @@
-#include "client/cpp/copy.h"
+#include "client/cpp/memory/copy.h"
 
 #include <algorithm>
 #include <atomic>

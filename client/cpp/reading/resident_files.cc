@@ -1,9 +1,9 @@
-#include "client/cpp/resident_files.h"
+#include "client/cpp/reading/resident_files.h"
 
 #include <utility>
 
-#include "client/cpp/background.h"
-#include "client/cpp/copy.h"
+#include "client/cpp/memory/copy.h"
+#include "client/cpp/reading/background.h"
 
 namespace ckptd::client {
 namespace {

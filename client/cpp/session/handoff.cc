@@ -1,4 +1,4 @@
-#include "client/cpp/handoff.h"
+#include "client/cpp/session/handoff.h"
 
 #include <poll.h>
 #include <sys/socket.h>
@@ -10,8 +10,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "client/cpp/endpoint.h"
-#include "client/cpp/wire_errors.h"
+#include "client/cpp/session/endpoint.h"
+#include "client/cpp/session/wire_errors.h"
 #include "storage/base/errors.h"
 #include "storage/base/status_macros.h"
 

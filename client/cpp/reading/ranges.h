@@ -1,10 +1,10 @@
 // Plans the reading of many slices of one file: in ascending order of offsets, and no byte twice.
-#ifndef CKPTD_CLIENT_CPP_RANGES_H_
-#define CKPTD_CLIENT_CPP_RANGES_H_
+#ifndef CKPTD_CLIENT_CPP_READING_RANGES_H_
+#define CKPTD_CLIENT_CPP_READING_RANGES_H_
 
 #include <vector>
 
-#include "client/cpp/copy.h"
+#include "client/cpp/memory/copy.h"
 #include "storage/commit/checkpoint/disk_file.h"
 
 namespace ckptd::client {
@@ -18,4 +18,4 @@ struct RangePlan {
 RangePlan PlanRanges(std::vector<FilePiece> wanted);
 
 }  // namespace ckptd::client
-#endif  // CKPTD_CLIENT_CPP_RANGES_H_
+#endif  // CKPTD_CLIENT_CPP_READING_RANGES_H_

@@ -1,4 +1,4 @@
-#include "client/cpp/read_progress_reporter.h"
+#include "client/cpp/reading/read_progress_reporter.h"
 
 #include <unistd.h>
 

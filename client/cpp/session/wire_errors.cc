@@ -1,4 +1,4 @@
-#include "client/cpp/wire_errors.h"
+#include "client/cpp/session/wire_errors.h"
 
 #include <google/protobuf/any.pb.h>
 #include <google/protobuf/unknown_field_set.h>

@@ -1,6 +1,6 @@
 // Mappings of the daemon's segments into this process.
-#ifndef CKPTD_CLIENT_CPP_MAPPING_H_
-#define CKPTD_CLIENT_CPP_MAPPING_H_
+#ifndef CKPTD_CLIENT_CPP_MEMORY_MAPPING_H_
+#define CKPTD_CLIENT_CPP_MEMORY_MAPPING_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -71,4 +71,4 @@ absl::StatusOr<std::vector<std::span<std::byte>>> Locate(const Segments& segment
                                                          int64_t size);
 
 }  // namespace ckptd::client
-#endif  // CKPTD_CLIENT_CPP_MAPPING_H_
+#endif  // CKPTD_CLIENT_CPP_MEMORY_MAPPING_H_

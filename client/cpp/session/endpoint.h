@@ -1,6 +1,6 @@
 // Where a daemon listens, and how a client names its launch.
-#ifndef CKPTD_CLIENT_CPP_ENDPOINT_H_
-#define CKPTD_CLIENT_CPP_ENDPOINT_H_
+#ifndef CKPTD_CLIENT_CPP_SESSION_ENDPOINT_H_
+#define CKPTD_CLIENT_CPP_SESSION_ENDPOINT_H_
 
 #include <sys/types.h>
 
@@ -40,4 +40,4 @@ std::string LaunchIdOfParent();
 std::string RandomHex128();
 
 }  // namespace ckptd::client
-#endif  // CKPTD_CLIENT_CPP_ENDPOINT_H_
+#endif  // CKPTD_CLIENT_CPP_SESSION_ENDPOINT_H_

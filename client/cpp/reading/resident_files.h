@@ -1,6 +1,6 @@
 // Reads and maps a checkpoint's files from the resident copy in the daemon's memory, without the disk.
-#ifndef CKPTD_CLIENT_CPP_RESIDENT_FILES_H_
-#define CKPTD_CLIENT_CPP_RESIDENT_FILES_H_
+#ifndef CKPTD_CLIENT_CPP_READING_RESIDENT_FILES_H_
+#define CKPTD_CLIENT_CPP_READING_RESIDENT_FILES_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "client/cpp/handoff.h"
-#include "client/cpp/mapping.h"
-#include "client/cpp/session.h"
+#include "client/cpp/memory/mapping.h"
+#include "client/cpp/session/handoff.h"
+#include "client/cpp/session/session.h"
 #include "storage/commit/checkpoint/disk_file.h"
 
 namespace ckptd::client {
@@ -60,4 +60,4 @@ class ResidentFiles {
 };
 
 }  // namespace ckptd::client
-#endif  // CKPTD_CLIENT_CPP_RESIDENT_FILES_H_
+#endif  // CKPTD_CLIENT_CPP_READING_RESIDENT_FILES_H_

@@ -1,4 +1,4 @@
-#include "client/cpp/mapping.h"
+#include "client/cpp/memory/mapping.h"
 
 #include <sys/mman.h>
 #include <sys/stat.h>

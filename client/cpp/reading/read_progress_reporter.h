@@ -1,7 +1,7 @@
 // Reports the progress of reading a checkpoint to the daemon, for watchers: once a second while a reading
 // goes on, and once at the end if anything was reported before.
-#ifndef CKPTD_CLIENT_CPP_READ_PROGRESS_REPORTER_H_
-#define CKPTD_CLIENT_CPP_READ_PROGRESS_REPORTER_H_
+#ifndef CKPTD_CLIENT_CPP_READING_READ_PROGRESS_REPORTER_H_
+#define CKPTD_CLIENT_CPP_READING_READ_PROGRESS_REPORTER_H_
 
 #include <sys/types.h>
 
@@ -62,4 +62,4 @@ class ReadProgressReporter {
 };
 
 }  // namespace ckptd::client
-#endif  // CKPTD_CLIENT_CPP_READ_PROGRESS_REPORTER_H_
+#endif  // CKPTD_CLIENT_CPP_READING_READ_PROGRESS_REPORTER_H_

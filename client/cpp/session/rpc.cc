@@ -1,4 +1,4 @@
-#include "client/cpp/rpc.h"
+#include "client/cpp/session/rpc.h"
 
 #include <grpcpp/grpcpp.h>
 
@@ -7,7 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "ckptd/v1/service.grpc.pb.h"
-#include "client/cpp/wire_errors.h"
+#include "client/cpp/session/wire_errors.h"
 #include "storage/base/errors.h"
 
 namespace ckptd::client {

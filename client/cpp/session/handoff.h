@@ -1,7 +1,7 @@
 // The client's end of the hand-off socket (proto/ckptd/v1/handoff.proto). The connection is the session, and
 // descriptors travel over it.
-#ifndef CKPTD_CLIENT_CPP_HANDOFF_H_
-#define CKPTD_CLIENT_CPP_HANDOFF_H_
+#ifndef CKPTD_CLIENT_CPP_SESSION_HANDOFF_H_
+#define CKPTD_CLIENT_CPP_SESSION_HANDOFF_H_
 
 #include <cstdint>
 #include <memory>
@@ -62,4 +62,4 @@ class Handoff {
 };
 
 }  // namespace ckptd::client
-#endif  // CKPTD_CLIENT_CPP_HANDOFF_H_
+#endif  // CKPTD_CLIENT_CPP_SESSION_HANDOFF_H_

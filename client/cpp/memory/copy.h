@@ -1,6 +1,6 @@
 // The one copy that a save or a restore makes: from many sources to many targets, by several threads.
-#ifndef CKPTD_CLIENT_CPP_COPY_H_
-#define CKPTD_CLIENT_CPP_COPY_H_
+#ifndef CKPTD_CLIENT_CPP_MEMORY_COPY_H_
+#define CKPTD_CLIENT_CPP_MEMORY_COPY_H_
 
 #include <cstddef>
 #include <functional>
@@ -31,4 +31,4 @@ void RunCopy(CopyWay way, const std::vector<CopyStep>& steps, int threads);
 void ParallelFor(int count, int threads, const std::function<void(int)>& work);
 
 }  // namespace ckptd::client
-#endif  // CKPTD_CLIENT_CPP_COPY_H_
+#endif  // CKPTD_CLIENT_CPP_MEMORY_COPY_H_

@@ -1,4 +1,4 @@
-#include "client/cpp/ranges.h"
+#include "client/cpp/reading/ranges.h"
 
 #include <algorithm>
 #include <cstring>

@@ -1,5 +1,5 @@
 // Tests the client's end of the hand-off against a scripted daemon at the other end of a socket pair.
-#include "client/cpp/handoff.h"
+#include "client/cpp/session/handoff.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>

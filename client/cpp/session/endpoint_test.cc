@@ -1,4 +1,4 @@
-#include "client/cpp/endpoint.h"
+#include "client/cpp/session/endpoint.h"
 
 #include <unistd.h>
 

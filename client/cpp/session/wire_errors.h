@@ -1,7 +1,7 @@
 // Converts errors of the wire to absl::Status with reason and details: a gRPC status with
 // `grpc-status-details-bin`, the error of a hand-off frame, and the error of a save. Does not use gRPC.
-#ifndef CKPTD_CLIENT_CPP_WIRE_ERRORS_H_
-#define CKPTD_CLIENT_CPP_WIRE_ERRORS_H_
+#ifndef CKPTD_CLIENT_CPP_SESSION_WIRE_ERRORS_H_
+#define CKPTD_CLIENT_CPP_SESSION_WIRE_ERRORS_H_
 
 #include <string>
 #include <string_view>
@@ -23,4 +23,4 @@ absl::Status FromWire(const v1::HandoffError& error);
 absl::Status FromSaveError(const v1::Checkpoint& checkpoint);
 
 }  // namespace ckptd::client
-#endif  // CKPTD_CLIENT_CPP_WIRE_ERRORS_H_
+#endif  // CKPTD_CLIENT_CPP_SESSION_WIRE_ERRORS_H_

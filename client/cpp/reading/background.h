@@ -1,6 +1,6 @@
 // Runs a reader's work at idle priority, so that it does not slow down processes that train beside it.
-#ifndef CKPTD_CLIENT_CPP_BACKGROUND_H_
-#define CKPTD_CLIENT_CPP_BACKGROUND_H_
+#ifndef CKPTD_CLIENT_CPP_READING_BACKGROUND_H_
+#define CKPTD_CLIENT_CPP_READING_BACKGROUND_H_
 
 #include <system_error>
 #include <thread>
@@ -29,4 +29,4 @@ void RunInBackgroundIf(bool background, const Work& work) {
 }
 
 }  // namespace ckptd::client
-#endif  // CKPTD_CLIENT_CPP_BACKGROUND_H_
+#endif  // CKPTD_CLIENT_CPP_READING_BACKGROUND_H_

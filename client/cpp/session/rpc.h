@@ -3,8 +3,8 @@
 // Every call has a deadline, and carries the session's token if there is one. Errors of the daemon have a
 // reason and details. Errors of the transport have no reason: UNAVAILABLE if there is no daemon or it has
 // gone, DEADLINE_EXCEEDED if it did not answer in time. Thread-safe.
-#ifndef CKPTD_CLIENT_CPP_RPC_H_
-#define CKPTD_CLIENT_CPP_RPC_H_
+#ifndef CKPTD_CLIENT_CPP_SESSION_RPC_H_
+#define CKPTD_CLIENT_CPP_SESSION_RPC_H_
 
 #include <functional>
 #include <memory>
@@ -15,7 +15,7 @@
 #include "absl/status/statusor.h"
 #include "ckptd/v1/messages.pb.h"
 #include "ckptd/v1/types.pb.h"
-#include "client/cpp/endpoint.h"
+#include "client/cpp/session/endpoint.h"
 #include "storage/base/clock.h"
 
 namespace ckptd::client {
@@ -85,4 +85,4 @@ class Rpc {
 };
 
 }  // namespace ckptd::client
-#endif  // CKPTD_CLIENT_CPP_RPC_H_
+#endif  // CKPTD_CLIENT_CPP_SESSION_RPC_H_
