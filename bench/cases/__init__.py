@@ -1,1 +1,1 @@
-"""The cases of tools/bench. Each module has a `run`, and perhaps the program of a process that it starts."""
+"""The cases of tools/bench. Each module has a `run`; `programs` has what the processes run that it starts."""

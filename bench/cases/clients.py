@@ -25,7 +25,7 @@ def run_python(
 ) -> Dict[str, Any]:
     """Runs saving_process.py to its end. Returns what it printed, and "keys": the (root, tag) of each save."""
     root = root or context.new_root()
-    command = [sys.executable, "-m", "bench.cases.saving_process", what, f"--endpoint={daemon.endpoint}"]
+    command = [sys.executable, "-m", "bench.cases.programs.saving_process", what, f"--endpoint={daemon.endpoint}"]
     command += [f"--root={root}", f"--rounds={rounds}"]
     command += [f"--{name}={value}" for name, value in options.items()]
     measured = dict(json.loads(output_of(command).splitlines()[-1]))
@@ -37,7 +37,7 @@ def run_first(context: BenchContext, pool: int) -> Dict[str, Any]:
     """Starts a daemon when a process has its state, which then saves at once. Returns what the process printed."""
     with tempfile.TemporaryDirectory(prefix="ckptd-bench-") as folder:
         daemon = Daemon(pathlib.Path(folder), pool)
-        command = [sys.executable, "-m", "bench.cases.saving_process", "first", f"--endpoint={daemon.endpoint}"]
+        command = [sys.executable, "-m", "bench.cases.programs.saving_process", "first", f"--endpoint={daemon.endpoint}"]
         command += [f"--root={context.new_root()}", "--rounds=1", f"--size={context.size}"]
         command += [f"--threads={context.threads}"]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as saving:
@@ -88,6 +88,6 @@ def cpp_program() -> str:
     path = os.environ.get("CKPTD_BENCH_CPP", "")
     if not os.access(path, os.X_OK):
         raise SystemExit(
-            "CKPTD_BENCH_CPP does not name a program: start this by tools/bench, which builds //bench/cases:bench_save"
+            "CKPTD_BENCH_CPP does not name a program: start this by tools/bench, which builds //bench/cases/programs:bench_save"
         )
     return path

@@ -15,7 +15,7 @@ from typing import Dict, List, Optional, Sequence, Tuple
 from bench.base import fio, limits, machine
 from bench.base.context import GIB, MIB, BenchContext, describe_rates
 from bench.base.result import Result
-from bench.cases import nxd_checkpoint, zero_checkpoint
+from bench.cases.programs import nxd_checkpoint, zero_checkpoint
 
 TO_RANKS = 3
 COMBINATIONS = fio.COMBINATIONS[:3]  # The reserved huge pages have room for two of their buffers.
@@ -74,7 +74,7 @@ def run(context: BenchContext) -> None:
 
 def measure(context: BenchContext, conversion: Conversion, size: int) -> None:
     tag = context.folder / "tag"
-    writer = f"bench.cases.{conversion.writer}"
+    writer = f"bench.cases.programs.{conversion.writer}"
     subprocess.run([sys.executable, "-m", writer, str(tag), str(size), *conversion.states], check=True)
     limit = FioCopy(context.folder, size, context.huge)
     runs = []

@@ -27,7 +27,7 @@ def _saves(context: BenchContext, count: int) -> List[Sequence[Dict[str, Any]]]:
         daemon.wait_for_pool()
         arguments = [f"--endpoint={daemon.endpoint}", f"--root={context.new_root()}", f"--size={size}"]
         arguments += [f"--count={count}", f"--rounds={2 if context.quick else 7}"]
-        with Job("bench.cases.deepspeed_rank", daemon.folder, "deepspeed", arguments, RANKS) as job:
+        with Job("bench.cases.programs.deepspeed_rank", daemon.folder, "deepspeed", arguments, RANKS) as job:
             job.wait(1200)
             events = [(job.events(rank, "save"), job.events(rank, "stock")) for rank in range(RANKS)]
     return list(zip(*([{**save, **stock} for save, stock in zip(*rank)] for rank in events)))

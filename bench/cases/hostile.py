@@ -50,7 +50,7 @@ class _hostile:
     def __init__(self, daemon: Daemon) -> None:
         root = daemon.folder / "hostile"
         root.mkdir()
-        self._command: List[str] = [sys.executable, "-m", "bench.cases.hostile_process"]
+        self._command: List[str] = [sys.executable, "-m", "bench.cases.programs.hostile_process"]
         self._command += [f"--endpoint={daemon.endpoint}", f"--root={root}", f"--memory={8 * STATE}"]
         if os.geteuid() == 0:
             os.chown(root, HOSTILE, HOSTILE)

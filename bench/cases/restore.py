@@ -73,7 +73,7 @@ def _run_process(
 
 
 def _command(context: BenchContext, daemon: Daemon, root: pathlib.Path, what: str, *more: str) -> List[str]:
-    command = [sys.executable, "-m", "bench.cases.restoring_process", what, f"--endpoint={daemon.endpoint}"]
+    command = [sys.executable, "-m", "bench.cases.programs.restoring_process", what, f"--endpoint={daemon.endpoint}"]
     return [*command, f"--root={root}", f"--size={context.size}", f"--threads={context.threads}", *more]
 
 

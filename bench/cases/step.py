@@ -45,6 +45,6 @@ def _saves(context: BenchContext, ranks: int) -> List[Sequence[Dict[str, Any]]]:
         daemon.wait_for_pool()
         arguments = [f"--endpoint={daemon.endpoint}", f"--root={context.new_root()}"]
         arguments += [f"--rounds={2 if context.quick else 7}", f"--size={size // ranks}"]
-        with Job("bench.cases.training_rank", daemon.folder, "steps", arguments, ranks) as job:
+        with Job("bench.cases.programs.training_rank", daemon.folder, "steps", arguments, ranks) as job:
             job.wait(600)
         return list(zip(*(job.events(rank, "save") for rank in range(ranks))))

@@ -1,6 +1,6 @@
 """Writes a checkpoint of NeuronX Distributed's ZeRO-1 optimizer, for convert.py. A process of its own, to give back its memory.
 
-python -m bench.cases.nxd_checkpoint TAG BYTES
+python -m bench.cases.programs.nxd_checkpoint TAG BYTES
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Writes a checkpoint of DeepSpeed's ZeRO stage 3, for convert.py. A process of its own, to give back its memory.
 
-python -m bench.cases.zero_checkpoint TAG BYTES STATES...
+python -m bench.cases.programs.zero_checkpoint TAG BYTES STATES...
 """
 
 from __future__ import annotations

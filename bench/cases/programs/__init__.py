@@ -1,0 +1,1 @@
+"""The programs of processes that the cases start."""
