@@ -9,7 +9,7 @@ import ckptd
 import pytest
 import torch
 from ckptd._memory import copies
-from ckptd._torch import pinning
+from ckptd._torch.gpu import pinning
 from harness.stand_in_devices import await_pinning
 
 STAGES = ("blocking", "overlap")

@@ -261,7 +261,7 @@ def test_repeated_saves_give_whole_checkpoints_also_after_one_that_failed_on_one
 STAND_IN = f"""
 import sys; sys.path.insert(0, {str(pathlib.Path(__file__).parents[1])!r})
 from harness.stand_in_devices import StandInDevices
-from ckptd._torch import devices as devices_module
+from ckptd._torch.gpu import devices as devices_module
 stand_in = StandInDevices()
 devices_module.replace(stand_in)
 weight = stand_in.tensor(torch.ones(300_000))

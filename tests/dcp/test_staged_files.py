@@ -6,7 +6,7 @@ import pickle
 import ckptd
 import pytest
 import torch
-from ckptd._torch.safetensors_file import Piece, lay_out
+from ckptd._torch.writing.safetensors_file import Piece, lay_out
 from ckptd.dcp import _staged_files
 
 WRITER = "ckptd.dcp.HuggingFaceWriter({!r}, save_distributed=True, enable_consolidation=True)"

@@ -15,7 +15,7 @@ import nxd_job
 import pytest
 import torch
 from ckptd import nxd
-from ckptd._torch import deferred_tensors
+from ckptd._torch.writing import deferred_tensors
 from ckptd.nxd import Topology, checkpointing
 from harness import ckptctl, tags, until_equal
 from nxd_trees import Far

@@ -9,8 +9,8 @@ from typing import Any, Callable, List, Set, Tuple
 
 import torch
 from ckptd._memory import native
-from ckptd._torch import pinning
-from ckptd._torch.devices import Devices
+from ckptd._torch.gpu import pinning
+from ckptd._torch.gpu.devices import Devices
 
 # The type of cudaMemcpyAsync.
 RuntimeCopy = ctypes.CFUNCTYPE(

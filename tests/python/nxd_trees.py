@@ -9,7 +9,7 @@ import types
 
 import torch
 from ckptd._saving import file_values
-from ckptd._torch.deferred_tensors import DeferredTensors
+from ckptd._torch.writing.deferred_tensors import DeferredTensors
 from ckptd.nxd import _loading, _parts, _sources
 from nxd_job import Far
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoint_files import BytesFile, saved
-from ckptd._torch import archive_records
+from ckptd._torch.reading import archive_records
 
 
 class ReaderWithoutSizes:

@@ -18,7 +18,7 @@ import torch
 from ckptd import UnsafeGlobalsWarning
 from ckptd._memory import native
 from ckptd._memory.image import Memory
-from ckptd._torch import archive_writer, state_pickler, zip_layout
+from ckptd._torch.writing import archive_writer, state_pickler, zip_layout
 
 
 def written(obj: Any, views: str = "compact") -> bytes:

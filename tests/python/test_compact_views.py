@@ -14,7 +14,7 @@ import pytest
 import torch
 from checkpoint_files import saved, write_checkpoint
 from ckptd._saving import finite
-from ckptd._torch import archive_writer
+from ckptd._torch.writing import archive_writer
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

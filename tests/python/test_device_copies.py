@@ -19,8 +19,8 @@ import torch
 from checkpoint_files import flip, saved, write_checkpoint
 from ckptd._memory import copies, native
 from ckptd._memory.native import Pieces
-from ckptd._torch import devices as devices_module
-from ckptd._torch import device_copy, device_fill, pinning
+from ckptd._torch.gpu import devices as devices_module
+from ckptd._torch.gpu import device_copy, device_fill, pinning
 from harness import until
 from harness.stand_in_devices import RuntimeCopy, StandInDevices, await_pinning
 
@@ -299,7 +299,7 @@ def test_thread_that_pins_ends_before_the_interpreter() -> None:
     program = """
         import atexit, sys, threading, time
         atexit.register(lambda: print([one.name for one in threading.enumerate() if one.name == "ckptd-pinning"]))
-        from ckptd._torch import pinning
+        from ckptd._torch.gpu import pinning
         pinning._post(lambda: time.sleep(0.3))
         for _ in range(100):
             pinning._post(lambda: time.sleep(0.3))

@@ -7,7 +7,7 @@ from typing import Any, List, Sequence
 
 import pytest
 import torch
-from ckptd._torch.tensor_file import TensorFile
+from ckptd._torch.writing.tensor_file import TensorFile
 
 
 def laid_out(values: Sequence[Any]) -> TensorFile:

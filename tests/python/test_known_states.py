@@ -10,9 +10,9 @@ from typing import Any, Callable, Dict
 
 import pytest
 import torch
-from ckptd._torch import known_states
-from ckptd._torch.state_form import form_of
-from ckptd._torch.state_pickler import pickle_state
+from ckptd._torch.writing import known_states
+from ckptd._torch.writing.state_form import form_of
+from ckptd._torch.writing.state_pickler import pickle_state
 
 
 @pytest.fixture(autouse=True)
@@ -153,7 +153,7 @@ def test_few_pickles_are_kept(pickled: Any) -> None:
 
 
 def test_saved_bytes_are_those_of_the_new_state() -> None:
-    from ckptd._torch import archive_writer
+    from ckptd._torch.writing import archive_writer
 
     for value in (1.0, 2.0):
         MEMORY.fill_(value)

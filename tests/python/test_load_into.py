@@ -184,7 +184,7 @@ def test_load_into_copies_if_torch_gives_no_offsets(
         torch.save(was, buffer, _use_new_zipfile_serialization=False)
         content = buffer.getvalue()
     else:
-        monkeypatch.setattr("ckptd._torch.load_into.offset_of", lambda saved: None)
+        monkeypatch.setattr("ckptd._torch.reading.load_into.offset_of", lambda saved: None)
     write_checkpoint(tmp_path, "a", 1, {"m.pt": content})
     load(tmp_path, into)
     assert equal(was, into)

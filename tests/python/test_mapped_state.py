@@ -10,8 +10,8 @@ import pytest
 import torch
 from checkpoint_files import BytesFile
 from ckptd import errors
-from ckptd._torch.archive_records import Records, records_of
-from ckptd._torch.mapped_state import map_tensors
+from ckptd._torch.reading.archive_records import Records, records_of
+from ckptd._torch.reading.mapped_state import map_tensors
 
 
 def saved(value: Any) -> Tuple[Any, bytearray, Records]:

@@ -10,8 +10,8 @@ import ckptd
 import pytest
 import torch
 from checkpoint_files import CHUNK, BytesFile, flip, saved, write_checkpoint
-from ckptd._torch.archive_records import Record, Records
-from ckptd._torch.new_tensors import read_new_tensors
+from ckptd._torch.reading.archive_records import Record, Records
+from ckptd._torch.reading.new_tensors import read_new_tensors
 
 
 def load(root: pathlib.Path, value: Any, **options: Any) -> Any:

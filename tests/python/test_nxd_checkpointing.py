@@ -7,7 +7,7 @@ import ckptd
 import nxd_job
 import pytest
 import torch
-from ckptd._torch.deferred_tensors import DeferredTensors
+from ckptd._torch.writing.deferred_tensors import DeferredTensors
 from ckptd.nxd import Topology, _names, _parts, _states, checkpointing
 from ckptd.nxd._process import process
 from nxd_trees import read_as_torch_xla, torch_save, write, xser_as_torch_xla

@@ -11,10 +11,10 @@ import types
 import nxd_job
 import pytest
 import torch
-from ckptd._saving.file_values import Torch
-from ckptd._torch import archive_writer, deferred_tensors
 from ckptd._memory.image import Memory
-from ckptd._torch.deferred_tensors import DeferredTensors
+from ckptd._saving.file_values import Torch
+from ckptd._torch.writing import archive_writer, deferred_tensors
+from ckptd._torch.writing.deferred_tensors import DeferredTensors
 from ckptd.nxd import Topology, _parts
 from nxd_trees import Far, load_rank, write
 

@@ -14,7 +14,7 @@ import numpy
 import nxd_job
 import pytest
 import torch
-from ckptd._torch.deferred_tensors import DeferredTensors
+from ckptd._torch.writing.deferred_tensors import DeferredTensors
 from ckptd.nxd import Topology, _parts, _states
 from ckptd.nxd._process import Settings
 from nxd_trees import load_rank, read_as_torch_xla, save_rank

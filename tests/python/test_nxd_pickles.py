@@ -10,7 +10,7 @@ import ckptd
 import nxd_job
 import pytest
 import torch
-from ckptd._torch import script_check
+from ckptd._torch.reading import script_check
 from ckptd.nxd import Topology, _loading, _pickles, _sources
 from nxd_trees import load_rank, torch_save, xser_as_torch_xla
 from checkpoint_files import saved, write_checkpoint

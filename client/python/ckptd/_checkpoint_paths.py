@@ -92,7 +92,7 @@ def _has_archives_of_ckptd(path: str) -> bool:
     checkpoints copy some of ckptd's files beside their own: those of ckptd have no serialization id, and DeepSpeed's have
     a folder for them.
     """
-    from ckptd._torch.zip_layout import SERIALIZATION_ID
+    from ckptd._torch.writing.zip_layout import SERIALIZATION_ID
 
     if os.path.isdir(os.path.join(path, _UNIVERSAL)):
         return False

@@ -14,7 +14,7 @@ from ckptd._node_client import NodeClient, call_in_child
 from ckptd._paths import directory_path
 from ckptd._run_reader import RunReader
 from ckptd._saving.save import Save
-from ckptd._torch.allowed_classes import Trust
+from ckptd._torch.reading.allowed_classes import Trust
 from ckptd.restore import Checkpoint, open_root
 from ckptd.run import Run
 

@@ -24,10 +24,10 @@ from ckptd._reading.read_reports import ReadReporter
 from ckptd._reading.resident_files import ResidentFiles
 from ckptd._reading.verified_file import LocalFile, RemoteFile, VerifiedFile
 from ckptd._session.session import Session
-from ckptd._torch.archive_records import Records, records_of, why_not_meta
-from ckptd._torch.load_into import load_into, try_meta
-from ckptd._torch.mapped_state import map_tensors
-from ckptd._torch.new_tensors import read_new_tensors
+from ckptd._torch.reading.archive_records import Records, records_of, why_not_meta
+from ckptd._torch.reading.load_into import load_into, try_meta
+from ckptd._torch.reading.mapped_state import map_tensors
+from ckptd._torch.reading.new_tensors import read_new_tensors
 from ckptd._wire.protocol import messages
 
 __all__ = ["Checkpoint", "Root", "open_root"]
@@ -267,7 +267,7 @@ class Checkpoint:
         """
         import torch
 
-        from ckptd._torch import meta_load, script_check, unsafe_globals
+        from ckptd._torch.reading import meta_load, script_check, unsafe_globals
 
         allowed: Any = (
             torch.serialization.safe_globals(list(safe_globals)) if safe_globals else contextlib.nullcontext()

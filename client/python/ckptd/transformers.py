@@ -30,7 +30,7 @@ from ckptd._patches import Patches
 from ckptd._paths import directory_path
 from ckptd._removal import await_removal, unkept
 from ckptd._saving.file_values import File, Torch
-from ckptd._torch.safetensors_file import Piece, lay_out
+from ckptd._torch.writing.safetensors_file import Piece, lay_out
 from ckptd.restore import open_root
 from ckptd.retention import Keep
 from ckptd.run import Run

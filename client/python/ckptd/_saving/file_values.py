@@ -72,7 +72,7 @@ def image_of(name: str, value: Any, views: str = "compact", counts_non_finite: b
 
 def _torch_image(name: str, obj: Any, views: str, deferred: Any, counts_non_finite: bool) -> Image:
     try:
-        from ckptd._torch import archive_writer
+        from ckptd._torch.writing import archive_writer
     except ImportError as error:
         raise TypeError(
             f'file "{name}" is to be saved as torch.save would save it, but torch cannot be imported: {error}'

@@ -75,7 +75,7 @@ def act(check: Finite, tag: str, found: List[NonFiniteTensor]) -> str:
         raise errors.NonFinite(
             f"{message}; the save was refused, older checkpoints stay", reason="NON_FINITE", tag=tag, tensors=tuple(found)
         )
-    from ckptd._torch.archive_writer import warn_caller
+    from ckptd._torch.writing.archive_writer import warn_caller
 
     is_suspect = check.action == "suspect"
     warn_caller(f"{message}; it is saved {'as suspect' if is_suspect else 'all the same'}", errors.NonFiniteWarning)
@@ -111,7 +111,7 @@ def _is_floating(obj: Any) -> bool:
 
 def _count(file: str, name: str, tensor: Any) -> NonFiniteTensor:
     import torch
-    from ckptd._torch.archive_writer import dtype_name
+    from ckptd._torch.writing.archive_writer import dtype_name
 
     numbers = tensor.detach()
     if hasattr(numbers, "to_local"):  # A DTensor, whose memory is that of its shard.

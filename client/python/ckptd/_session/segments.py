@@ -22,7 +22,7 @@ class Segment:
         self.size = size
         self.address = native.map_shared(descriptor, size, writable)
         self.borrower: object = None  # The token of the part that the segment was last lent for.
-        self.pinning: Any = None  # A _torch.pinning.Pinning, once devices copy to the segment.
+        self.pinning: Any = None  # A _torch.gpu.pinning.Pinning, once devices copy to the segment.
         self._unmap: List[Callable[[int, int], None]] = [native.unmap]
         end = weakref.finalize(self, _unmap, self.address, size, self._unmap, os.getpid())
         end.atexit = False  # The kernel unmaps it when the process exits.

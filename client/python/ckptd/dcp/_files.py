@@ -9,8 +9,8 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.distributed.tensor import DTensor
 
 from ckptd._memory.image import Image
-from ckptd._torch.file_form import FileForm
-from ckptd._torch.tensor_file import Placed, TensorFile
+from ckptd._torch.writing.file_form import FileForm
+from ckptd._torch.writing.tensor_file import Placed, TensorFile
 from ckptd.dcp import _names
 
 

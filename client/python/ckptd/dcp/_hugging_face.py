@@ -10,7 +10,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from ckptd._memory import native
-from ckptd._torch.safetensors_file import Piece, lay_out
+from ckptd._torch.writing.safetensors_file import Piece, lay_out
 from ckptd.dcp import _names, _staged_files
 from ckptd.dcp._files import Assignment, Files
 from ckptd.dcp._safetensors import INDEX_FILE, SUFFIX

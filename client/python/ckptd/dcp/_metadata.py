@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import LoadPlanner, ReadItem
 
 from ckptd import errors
-from ckptd._torch import allowed_classes
+from ckptd._torch.reading import allowed_classes
 from ckptd.dcp._process import process
 
 _MODULES = {

@@ -15,7 +15,7 @@ from torch.futures import Future
 from ckptd import errors
 from ckptd._checkpoint_paths import is_in_root, manifest_missing, warn_unverified
 from ckptd._paths import open_regular
-from ckptd._torch import key_prefix
+from ckptd._torch.reading import key_prefix
 from ckptd.dcp import _directory, _names, _safetensors
 from ckptd.dcp._metadata import CheckedPlanner, check_object, load_metadata
 from ckptd.dcp._process import Place, place_of, process

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from ckptd import errors
-from ckptd._torch.safetensors_file import DTYPES, OFFSETS_KEY, SHARDING_KEY
+from ckptd._torch.writing.safetensors_file import DTYPES, OFFSETS_KEY, SHARDING_KEY
 from ckptd.dcp import _names
 from ckptd.restore import Checkpoint
 

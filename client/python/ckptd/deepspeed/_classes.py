@@ -5,7 +5,7 @@ from typing import Any, List
 
 from ckptd import errors
 from ckptd._paths import open_regular
-from ckptd._torch import allowed_classes
+from ckptd._torch.reading import allowed_classes
 from ckptd.deepspeed._process import process
 from ckptd.restore import Checkpoint
 

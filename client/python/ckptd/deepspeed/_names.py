@@ -4,7 +4,7 @@ import os
 import tempfile
 from typing import Any, Optional
 
-from ckptd._torch import archive_writer
+from ckptd._torch.writing import archive_writer
 from ckptd.deepspeed._process import Place
 
 

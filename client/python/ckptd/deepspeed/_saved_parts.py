@@ -9,7 +9,7 @@ import torch
 
 from ckptd import errors
 from ckptd._paths import open_regular
-from ckptd._torch.load_into import offset_of
+from ckptd._torch.reading.load_into import offset_of
 from ckptd.deepspeed import _classes
 from ckptd.restore import Checkpoint
 

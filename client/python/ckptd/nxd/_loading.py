@@ -7,9 +7,9 @@ from typing import Any, Dict, List, NamedTuple, Optional
 import torch
 
 from ckptd import errors
-from ckptd._torch import key_prefix
-from ckptd._torch.allowed_classes import plain_classes
-from ckptd._torch.load_into import LoadPlan
+from ckptd._torch.reading import key_prefix
+from ckptd._torch.reading.allowed_classes import plain_classes
+from ckptd._torch.reading.load_into import LoadPlan
 from ckptd.nxd import _device, _names, _reshard, _states, _xser
 from ckptd.nxd._sources import Classes, Source
 from ckptd.nxd._topology import Topology

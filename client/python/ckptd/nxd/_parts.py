@@ -4,8 +4,8 @@ import warnings
 from typing import AbstractSet, Any, Iterator, NamedTuple, Optional, Tuple
 
 from ckptd._saving.file_values import Torch
-from ckptd._torch import archive_writer
-from ckptd._torch.deferred_tensors import DeferredTensors
+from ckptd._torch.writing import archive_writer
+from ckptd._torch.writing.deferred_tensors import DeferredTensors
 from ckptd.errors import UnsafeGlobalsWarning
 from ckptd.nxd import _names, _pickles, _states
 from ckptd.nxd._sources import Classes

@@ -11,7 +11,7 @@ from typing import Any, Callable, Dict, Sequence, Tuple
 import torch
 
 from ckptd import errors
-from ckptd._torch import script_check
+from ckptd._torch.reading import script_check
 
 
 class TensorReference:

@@ -16,8 +16,8 @@ from ckptd._membership import launch
 from ckptd._node_client import NodeClient, call_in_child
 from ckptd._paths import step_of
 from ckptd._removal import await_removal
-from ckptd._torch.allowed_classes import plain_classes
-from ckptd._torch.deferred_tensors import DeferredTensors
+from ckptd._torch.reading.allowed_classes import plain_classes
+from ckptd._torch.writing.deferred_tensors import DeferredTensors
 from ckptd.nxd import _store, _topology
 from ckptd.nxd._loading import AllowedClasses
 from ckptd.nxd._sources import Classes

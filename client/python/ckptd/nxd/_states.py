@@ -4,8 +4,8 @@ from typing import Any, Dict, FrozenSet, List, NamedTuple, Optional, Set, Tuple
 
 import torch
 
-from ckptd._torch.deferred_tensors import DeferredTensors, must_defer
-from ckptd._torch.load_into import unusual
+from ckptd._torch.reading.load_into import unusual
+from ckptd._torch.writing.deferred_tensors import DeferredTensors, must_defer
 from ckptd.nxd._pickles import TensorReference
 
 

@@ -14,7 +14,7 @@ from typing import Any, Iterator, Optional, Tuple, Union
 import torch
 
 from ckptd._checkpoint_paths import is_committed
-from ckptd._torch.deferred_tensors import DeferredTensors
+from ckptd._torch.writing.deferred_tensors import DeferredTensors
 from ckptd.nxd import _device, _foreign, _install, _names, _parts, _states, _xser
 from ckptd.nxd._errors import NoTag
 from ckptd.nxd._process import process

@@ -11,7 +11,7 @@ import uuid
 from typing import Any, Callable, List, NamedTuple, Sequence, Tuple
 
 from ckptd import errors
-from ckptd._torch import script_check, unsafe_globals
+from ckptd._torch.reading import script_check, unsafe_globals
 
 
 class Trust(NamedTuple):

@@ -12,9 +12,9 @@ import torch
 from ckptd._memory import copies
 from ckptd._memory.image import Memory
 from ckptd._memory.native import Pieces
-from ckptd._torch import change_hooks
-from ckptd._torch.devices import devices
-from ckptd._torch.pinning import pinning_of
+from ckptd._torch.gpu import change_hooks
+from ckptd._torch.gpu.devices import devices
+from ckptd._torch.gpu.pinning import pinning_of
 
 # A device's queue has room for about a thousand entries: to add another one takes until one of them is done.
 _QUEUED_AT_ONCE = 800

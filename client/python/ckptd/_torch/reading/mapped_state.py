@@ -2,8 +2,8 @@
 
 from typing import Any, Optional
 
-from ckptd._torch.archive_records import Records, sizes_of
-from ckptd._torch.rebuilt_state import rebuild
+from ckptd._torch.reading.archive_records import Records, sizes_of
+from ckptd._torch.reading.rebuilt_state import rebuild
 
 
 def map_tensors(saved: Any, image: Any, records: Records) -> Optional[Any]:

@@ -15,7 +15,7 @@ from typing import Any, Callable, List, Optional, Tuple
 
 from ckptd._memory import native
 from ckptd._session.segments import Segment
-from ckptd._torch.devices import devices
+from ckptd._torch.gpu.devices import devices
 
 CHUNK_BYTES = 64 << 20
 _EXIT_SECONDS = 10.0  # That the interpreter waits, at its exit, for the chunk that is being pinned.

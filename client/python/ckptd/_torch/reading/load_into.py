@@ -5,8 +5,8 @@ from typing import Any, Callable, List, Mapping, NamedTuple, Optional, Tuple
 
 from ckptd import errors
 from ckptd._reading.verified_file import VerifiedFile
-from ckptd._torch import key_prefix
-from ckptd._torch.archive_records import Records, records_of, sizes_of
+from ckptd._torch.reading import key_prefix
+from ckptd._torch.reading.archive_records import Records, records_of, sizes_of
 
 _log = logging.getLogger("ckptd")
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, bytearray)
@@ -55,9 +55,9 @@ class LoadPlan:
         """Fills the tensors in the order of the file, and then sets the values that are not tensors."""
         import torch
 
-        from ckptd._torch import device_fill
-        from ckptd._torch.device_fill import DevicePiece
-        from ckptd._torch.devices import devices
+        from ckptd._torch.gpu import device_fill
+        from ckptd._torch.gpu.device_fill import DevicePiece
+        from ckptd._torch.gpu.devices import devices
 
         straight: List[Tuple[int, int, int]] = []
         on_devices: List[DevicePiece] = []
@@ -261,7 +261,7 @@ def _extent(tensor: Any) -> int:
 
 def _is_straight(pair: _Pair) -> bool:
     """Returns whether the target's memory holds the same bytes as the file, in the same order."""
-    from ckptd._torch.devices import devices
+    from ckptd._torch.gpu.devices import devices
 
     saved, target = pair.saved, pair.target
     storage = target.untyped_storage()

@@ -6,7 +6,7 @@ from typing import Any, Dict, Iterable, NamedTuple, Sequence, Tuple
 
 import torch
 
-from ckptd._torch.tensor_file import ALIGNMENT, TensorFile
+from ckptd._torch.writing.tensor_file import ALIGNMENT, TensorFile
 
 SHARDING_KEY = "DCP_SHARDING_INFO"  # A key of the header's metadata: the offsets of each piece in its tensor.
 OFFSETS_KEY = "saved_offsets"

@@ -7,7 +7,7 @@ from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 
 from ckptd._memory.native import Pieces
 from ckptd._reading.verified_file import VerifiedFile
-from ckptd._torch.devices import devices
+from ckptd._torch.gpu.devices import devices
 
 BUFFER_BYTES = 64 << 20
 _BUFFERS = 3

@@ -9,12 +9,13 @@ from ckptd._memory import native
 from ckptd._memory.copies import Copies
 from ckptd._memory.image import Image, JoinedImage, Memory, PiecesImage
 from ckptd._memory.native import Pieces
-from ckptd._torch import archive_writer, device_copy
-from ckptd._torch.deferred_tensors import DeferredTensors, must_defer
-from ckptd._torch.devices import devices
-from ckptd._torch.file_form import FileForm, FormRecorder
-from ckptd._torch.state_pickler import Record
-from ckptd._torch.tensor_archive import around
+from ckptd._torch.gpu import device_copy
+from ckptd._torch.gpu.devices import devices
+from ckptd._torch.writing import archive_writer
+from ckptd._torch.writing.deferred_tensors import DeferredTensors, must_defer
+from ckptd._torch.writing.file_form import FileForm, FormRecorder
+from ckptd._torch.writing.state_pickler import Record
+from ckptd._torch.writing.tensor_archive import around
 
 ALIGNMENT = 64  # Bytes. Each archive begins at a multiple of it, and so do the elements in it.
 _ZEROS = bytes(ALIGNMENT)

@@ -14,9 +14,9 @@ from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
 
 import torch
 
-from ckptd._torch.devices import devices
-from ckptd._torch.state_form import is_plain
-from ckptd._torch.zip_layout import archive_of
+from ckptd._torch.gpu.devices import devices
+from ckptd._torch.writing.state_form import is_plain
+from ckptd._torch.writing.zip_layout import archive_of
 
 _TypedStorage = torch.storage.TypedStorage
 _UntypedStorage = torch.UntypedStorage

@@ -4,9 +4,9 @@ import collections
 import threading
 from typing import Any, List, NamedTuple, Optional, Set, Tuple
 
-from ckptd._torch.devices import devices
-from ckptd._torch.state_form import StateForm, form_of
-from ckptd._torch.state_pickler import PickledState, Record, pickle_state
+from ckptd._torch.gpu.devices import devices
+from ckptd._torch.writing.state_form import StateForm, form_of
+from ckptd._torch.writing.state_pickler import PickledState, Record, pickle_state
 
 _KEPT = 8
 _LEAST_TENSORS = 16  # With fewer of them pickling is as fast.

@@ -25,12 +25,12 @@ from ckptd._memory import native
 from ckptd._memory.copies import Copies
 from ckptd._memory.image import Image, Memory, PiecesImage, WrittenImage
 from ckptd._memory.native import Pieces
-from ckptd._torch import device_copy
-from ckptd._torch.deferred_tensors import DeferredTensors
-from ckptd._torch.devices import devices
-from ckptd._torch.known_states import pickle_known
-from ckptd._torch.state_pickler import Record, refused_by_weights_only
-from ckptd._torch.zip_layout import Layout
+from ckptd._torch.gpu import device_copy
+from ckptd._torch.gpu.devices import devices
+from ckptd._torch.writing.deferred_tensors import DeferredTensors
+from ckptd._torch.writing.known_states import pickle_known
+from ckptd._torch.writing.state_pickler import Record, refused_by_weights_only
+from ckptd._torch.writing.zip_layout import Layout
 from ckptd.errors import UnsafeGlobalsWarning
 
 # Since 2.7 torch writes two more records, and storages in the order of their numbers.

@@ -7,8 +7,8 @@ from typing import Any, List, Optional, Tuple
 
 from ckptd._memory import native
 from ckptd._reading.verified_file import VerifiedFile
-from ckptd._torch.archive_records import Records, sizes_of
-from ckptd._torch.rebuilt_state import rebuild
+from ckptd._torch.reading.archive_records import Records, sizes_of
+from ckptd._torch.reading.rebuilt_state import rebuild
 
 
 def read_new_tensors(saved: Any, file: VerifiedFile, records: Records, device: Any = None) -> Optional[Any]:
@@ -49,7 +49,7 @@ def read_new_tensors(saved: Any, file: VerifiedFile, records: Records, device: A
 def _read_to_device(saved: Any, file: VerifiedFile, records: Records, device: Any) -> Optional[Any]:
     import torch
 
-    from ckptd._torch import device_fill
+    from ckptd._torch.gpu import device_fill
 
     pieces: List[Tuple[int, int, int]] = []
 

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple, Tuple
 import torch
 
 from ckptd._memory import native
-from ckptd._torch import archive_writer
-from ckptd._torch.state_pickler import pickle_state
-from ckptd._torch.zip_layout import Layout
+from ckptd._torch.writing import archive_writer
+from ckptd._torch.writing.state_pickler import pickle_state
+from ckptd._torch.writing.zip_layout import Layout
 
 _KEPT_SHAPES = 16384
 

@@ -4,7 +4,7 @@ import collections
 from typing import Any, Callable, Dict, List, Mapping, Optional
 
 from ckptd import errors
-from ckptd._torch.load_into import holds_no_tensor, reach_of, unusual
+from ckptd._torch.reading.load_into import holds_no_tensor, reach_of, unusual
 
 _SCALARS = frozenset((type(None), bool, int, float, str))  # The usual ones, which are looked up fast.
 _DICTS = (dict, collections.OrderedDict, collections.Counter)

@@ -9,7 +9,7 @@ from typing import Any, Dict, List, Tuple
 
 import torch
 
-from ckptd._torch.archive_records import Records
+from ckptd._torch.reading.archive_records import Records
 
 
 class TooLargeError(Exception):

@@ -1,0 +1,1 @@
+"""Copies between tensors on devices and the memory of files."""

@@ -1,0 +1,1 @@
+"""Loads files without extra copies, and refuses those that would run code."""
