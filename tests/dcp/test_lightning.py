@@ -474,12 +474,12 @@ def kill_at(module, name, number, after=False):
 @pytest.mark.parametrize(
     "where",
     [
-        "ckptd._lightning_files, 'link', {number}",
+        "ckptd._adapters.lightning_files, 'link', {number}",
         "os, 'link', {number}, True",
         "os, 'replace', {renames}",
         "os, 'replace', {renames}, True",
-        "ckptd._lightning_files, '_write_record', {number}",
-        "ckptd._lightning_files, '_write_record', {number}, True",
+        "ckptd._adapters.lightning_files, '_write_record', {number}",
+        "ckptd._adapters.lightning_files, '_write_record', {number}, True",
     ],
 )
 def test_killed_anywhere_between_commit_and_link_leaves_a_whole_file_and_the_next_fit_the_newest(trainer, start, root, where):
@@ -504,7 +504,7 @@ def test_killed_anywhere_between_commit_and_link_leaves_a_whole_file_and_the_nex
 def test_killed_before_the_first_link_is_resumed_from_and_an_explicit_path_too(trainer, start, root):
     killed = start()
     killed.do(KILL_AT)
-    killed.start(f"kill_at(ckptd._lightning_files, 'link', 1); fit({root!r}, 2)")
+    killed.start(f"kill_at(ckptd._adapters.lightning_files, 'link', 1); fit({root!r}, 2)")
     assert killed.process.wait(120) == -signal.SIGKILL
     path = root + "/step=2.ckpt"
     until(lambda: os.path.exists(os.path.dirname(behind(path)) + "/.ckptd/manifest"), "the commit")
@@ -578,7 +578,7 @@ def test_training_does_not_wait_while_a_file_is_synced(trainer, root):
     code = (
         "from unittest import mock; go_on, in_time = threading.Event(), []\n"
         "def sync(path): in_time.append(go_on.wait(60))\n"
-        "with mock.patch.object(ckptd._lightning_files, '_sync_directory', sync):\n"
+        "with mock.patch.object(ckptd._adapters.lightning_files, '_sync_directory', sync):\n"
         f"    fit_with({root!r}, 4, look=At(4, lambda trainer: go_on.set()), filename='{{step}}', save_top_k=-1, save_last='link',\n"
         "        enable_version_counter=False)\n"
         "in_time"
@@ -611,11 +611,11 @@ FULL = """
 from unittest import mock
 def full(*steps):
     # Has the links of some steps fail as on a full disk: after the save has returned.
-    real = ckptd._lightning_files.link
+    real = ckptd._adapters.lightning_files.link
     def link(file):
         if any(f"step={step}." in file.name for step in steps): raise OSError(28, "No space left on device", file.path)
         real(file)
-    return mock.patch.object(ckptd._lightning_files, "link", link)
+    return mock.patch.object(ckptd._adapters.lightning_files, "link", link)
 class Each(pl.Callback):
     # Lets each save end before the next one begins.
     def on_train_batch_start(self, trainer, *rest): ckptd.lightning.process.await_all(time.monotonic() + 60); trainer.strategy.checkpoint_io._settle()

@@ -146,7 +146,7 @@ def test_adapters_share_one_private_daemon_that_takes_memory_when_a_save_needs_i
         import os, pathlib, torch
         import torch.distributed.checkpoint as dcp
         import ckptd.dcp, ckptd.dcp._process
-        from ckptd._node_process import Process
+        from ckptd._adapters.node_process import Process
         ckptd.dcp.install()
         ckptd.dcp.configure(timeout=60)
         other = Process("deepspeed")

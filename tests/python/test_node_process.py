@@ -9,16 +9,16 @@ import time
 from typing import Any
 
 import pytest
-from ckptd import _node_process
-from ckptd._node_process import Place, Process
+from ckptd._adapters import node_process
+from ckptd._adapters.node_process import Place, Process
 from ckptd.nxd import _process as nxd_process
 
 
 def test_end_waits_for_saves_no_longer_when_no_daemon_answers(
     daemon: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(_node_process, "_LOOK_SECONDS", 0.05)
-    monkeypatch.setattr(_node_process, "_NO_DAEMON_SECONDS", 0.5)
+    monkeypatch.setattr(node_process, "_LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(node_process, "_NO_DAEMON_SECONDS", 0.5)
     process = Process("dcp")
     process.configure(daemon.endpoint, timeout=3600)
     daemon.hold = True
@@ -37,7 +37,7 @@ def test_end_waits_for_saves_no_longer_when_no_daemon_answers(
 def test_end_waits_for_a_save_as_long_as_a_daemon_answers(
     daemon: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(_node_process, "_LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(node_process, "_LOOK_SECONDS", 0.05)
     process = Process("dcp")
     process.configure(daemon.endpoint)
     daemon.hold = True

@@ -229,7 +229,7 @@ def test_group_of_another_back_end_gets_one_of_gloo(launch, root):
     ranks = launch(2)
     # Only those who choose the group take the default one for one of NCCL.
     ranks.do(
-        "from torchtnt.framework.callbacks import base_checkpointer\nfrom ckptd import _ranks\n"
+        "from torchtnt.framework.callbacks import base_checkpointer\nfrom ckptd._adapters import ranks as _ranks\n"
         "class Nccl:\n"
         "    def __getattr__(self, name): return getattr(dist, name)\n"
         "    def get_backend(self, group=None): return 'nccl' if group in (None, dist.group.WORLD) else dist.get_backend(group)\n"

@@ -17,13 +17,14 @@ from typing import Any, Dict, List, Literal, NamedTuple, Optional, Set
 
 import torch
 
-from ckptd import _lightning_files, errors
+from ckptd import errors
+from ckptd._adapters import lightning_files
+from ckptd._adapters.lightning_files import CheckpointFile, local_path
+from ckptd._adapters.node_process import ADMISSION_SECONDS, Place, Process, await_sealed, has_ended, place_of
+from ckptd._adapters.removal import await_removal
 from ckptd._checkpoint_paths import has_manifest, warn_unverified
-from ckptd._lightning_files import CheckpointFile, local_path
-from ckptd._node_process import ADMISSION_SECONDS, Place, Process, await_sealed, has_ended, place_of
 from ckptd._patches import Patches
 from ckptd._paths import check_folder
-from ckptd._removal import await_removal
 from ckptd._saving.file_values import Torch
 from ckptd._saving.save import Save
 from ckptd._saving.save_options import StageName, check_stage
@@ -88,7 +89,7 @@ class _Saving:
             return
         try:
             self._save.wait("committed", 0.0)
-            _lightning_files.link(self.file)
+            lightning_files.link(self.file)
         except errors.CkptdError as error:
             self.error = error
         except OSError as error:
@@ -176,7 +177,7 @@ class CheckpointIO(_io.TorchCheckpointIO):  # type: ignore[misc]
             # A removal or a link that was to come is of the file that this save replaces.
             self._removals = [removal for removal in self._removals if removal.file != file]
             self._links.pop(file.path, None)
-            _lightning_files.unmark_removed(file)
+            lightning_files.unmark_removed(file)
         self._num_saves += 1
         try:
             saving = _Saving(file, self._begin(file, checkpoint))
@@ -206,9 +207,9 @@ class CheckpointIO(_io.TorchCheckpointIO):  # type: ignore[misc]
             assert file is not None
             self.repair(file.folder, file.tag)
             if os.path.lexists(path):  # Else it may be one that this user must not link.
-                file = _lightning_files.find_linked(path)
+                file = lightning_files.find_linked(path)
             if file is not None:
-                name, place, use_daemon = file.name, Place(file.root, file.tag), _lightning_files.is_unchanged(file)
+                name, place, use_daemon = file.name, Place(file.root, file.tag), lightning_files.is_unchanged(file)
         opened = process.open(place, use_daemon, as_rank=False)
         if opened is None:
             warn_unverified(path)
@@ -236,7 +237,7 @@ class CheckpointIO(_io.TorchCheckpointIO):  # type: ignore[misc]
             return
         file = self._file(path)
         with _lock:
-            is_ours = self._is_in_flight(file.path) or _lightning_files.is_linked(file) or _is_old(file)
+            is_ours = self._is_in_flight(file.path) or lightning_files.is_linked(file) or _is_old(file)
             is_link = self._links.pop(file.path, None) is not None or os.path.islink(file.path)
             if is_ours:
                 self._removals.append(_Removal(file, self._newest.get(file.root)))
@@ -304,7 +305,7 @@ class CheckpointIO(_io.TorchCheckpointIO):  # type: ignore[misc]
         folder = local_path(callback.dirpath)
         self._folders.append(folder)
         for path in _names_of(callback):
-            _lightning_files.check_name(self._file(path))
+            lightning_files.check_name(self._file(path))
         if is_global_zero:
             if callback.save_top_k != 0 or callback.save_last:
                 check_folder(folder, "the dirpath of ModelCheckpoint")
@@ -318,7 +319,7 @@ class CheckpointIO(_io.TorchCheckpointIO):  # type: ignore[misc]
         stays = os.path.realpath(local_path(resumed)) if resumed and not _is_remote(resumed) else ""
         with _lock:
             for folder in self._folders:
-                due = [file for file in _lightning_files.due_removals(folder) if file.path != stays]
+                due = [file for file in lightning_files.due_removals(folder) if file.path != stays]
                 self._removals += [_Removal(file, None) for file in due]
         self._remove()
 
@@ -350,7 +351,7 @@ class CheckpointIO(_io.TorchCheckpointIO):  # type: ignore[misc]
 
         tag: wait only for what earlier launches have sealed of this one.
         """
-        root = os.path.join(folder, _lightning_files.ROOT)
+        root = os.path.join(folder, lightning_files.ROOT)
         if not os.path.isdir(os.path.join(root, ".ckptd")):
             return
         reader = process.run_to_read(root, as_rank=False)
@@ -358,18 +359,18 @@ class CheckpointIO(_io.TorchCheckpointIO):  # type: ignore[misc]
             if reader is not None:
                 await_sealed(reader, process.settings.timeout, tag)
             with _lock:
-                _lightning_files.repair(folder)
+                lightning_files.repair(folder)
         except (errors.CkptdError, OSError) as error:
             _log.info("ckptd: %s is read as it is: %s", folder, error)
 
     # ---- saves in flight
 
     def _file(self, path: Any) -> CheckpointFile:
-        return _lightning_files.locate(local_path(path), self._folders)
+        return lightning_files.locate(local_path(path), self._folders)
 
     def _begin(self, file: CheckpointFile, checkpoint: Any) -> Save:
-        _lightning_files.check_replaceable(file)
-        _lightning_files.check_name(file)
+        lightning_files.check_replaceable(file)
+        lightning_files.check_name(file)
         os.makedirs(file.root, exist_ok=True)
         run = process.run(file.root, 0, 1)
         run.retention = self._keep
@@ -380,7 +381,7 @@ class CheckpointIO(_io.TorchCheckpointIO):  # type: ignore[misc]
 
     def _prepare(self, folder: str) -> None:
         """Waits, once, for the saves of earlier launches, and repairs their links. Rank 0 calls it."""
-        root = os.path.join(folder, _lightning_files.ROOT)
+        root = os.path.join(folder, lightning_files.ROOT)
         if folder in self._prepared:
             return
         self._prepared.add(folder)
@@ -389,7 +390,7 @@ class CheckpointIO(_io.TorchCheckpointIO):  # type: ignore[misc]
         try:
             await_sealed(process.run(root, 0, 1), process.settings.timeout)
             with _lock:
-                self._removals += [_Removal(file, None) for file in _lightning_files.repair(folder)]
+                self._removals += [_Removal(file, None) for file in lightning_files.repair(folder)]
         except (errors.CkptdError, OSError) as error:
             if self.raises:
                 raise
@@ -462,7 +463,7 @@ class CheckpointIO(_io.TorchCheckpointIO):  # type: ignore[misc]
             if not self._links[linkpath]:
                 del self._links[linkpath]
             if there:
-                _lightning_files.make_symbolic_link(paths[there[-1]], linkpath)
+                lightning_files.make_symbolic_link(paths[there[-1]], linkpath)
             elif ended:
                 _log.warning("ckptd: %s is not a checkpoint, so %s stays as it is", ended[-1], linkpath)
 
@@ -470,7 +471,7 @@ class CheckpointIO(_io.TorchCheckpointIO):  # type: ignore[misc]
         """Notes a removal for the next launch, in case this one is killed before."""
         if not _is_old(removal.file):
             try:
-                _lightning_files.mark_removed(removal.file, removal.successor.file if removal.successor else None)
+                lightning_files.mark_removed(removal.file, removal.successor.file if removal.successor else None)
             except OSError as error:
                 _log.info("ckptd: if this process is killed, %s stays: %s", removal.file.path, error)
 
@@ -489,7 +490,7 @@ class CheckpointIO(_io.TorchCheckpointIO):  # type: ignore[misc]
         for removal in due:
             successor = removal.successor
             if successor is not None and successor.error is not None and successor.file != removal.file:
-                _lightning_files.unmark_removed(removal.file)
+                lightning_files.unmark_removed(removal.file)
                 _log.warning("ckptd: %s stays, because %s was not saved", removal.file.path, successor.file.path)
             elif not _delete(removal.file):
                 with _lock:
@@ -498,7 +499,7 @@ class CheckpointIO(_io.TorchCheckpointIO):  # type: ignore[misc]
             with _lock:
                 busy = {saving.file.tag for saving in self._in_flight}
                 for saving in self._newest.values():
-                    _lightning_files.unlink_evicted(saving.file.folder, busy)
+                    lightning_files.unlink_evicted(saving.file.folder, busy)
 
 
 def _delete(file: CheckpointFile) -> bool:
@@ -506,10 +507,10 @@ def _delete(file: CheckpointFile) -> bool:
     try:
         if _is_old(file):
             return process.delete(place_of(file.path))
-        _lightning_files.unlink(file)  # First: repair() then finds a checkpoint that nothing leads to.
+        lightning_files.unlink(file)  # First: repair() then finds a checkpoint that nothing leads to.
         if not process.delete(Place(file.root, file.tag)):
             return False
-        _lightning_files.forget(file)
+        lightning_files.forget(file)
     except (errors.CkptdError, OSError) as error:
         _log.info("ckptd: %s is removed later: %s", file.path, error)
         return False

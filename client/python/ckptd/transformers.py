@@ -23,12 +23,13 @@ from transformers import modeling_utils
 from transformers import trainer as trainer_module
 from transformers.trainer import TRAINER_STATE_NAME
 
-from ckptd import _trainer_files, errors
+from ckptd import errors
+from ckptd._adapters import trainer_files
+from ckptd._adapters.node_process import ADMISSION_SECONDS, Place, Process, await_sealed
+from ckptd._adapters.removal import await_removal, unkept
 from ckptd._checkpoint_paths import is_committed, warn_unverified
-from ckptd._node_process import ADMISSION_SECONDS, Place, Process, await_sealed
 from ckptd._patches import Patches
 from ckptd._paths import directory_path
-from ckptd._removal import await_removal, unkept
 from ckptd._saving.file_values import File, Torch
 from ckptd._torch.writing.safetensors_file import Piece, lay_out
 from ckptd.restore import open_root
@@ -189,7 +190,7 @@ def _check(path: str) -> str:
     if is_committed(path):
         _verify(path)
         return ""
-    return _trainer_files.what_is_missing(path)
+    return trainer_files.what_is_missing(path)
 
 
 def _verify(path: str) -> None:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint import filesystem, planner, state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 
-from ckptd._ranks import is_distributed
+from ckptd._adapters.ranks import is_distributed
 
 METADATA_FILE = ".metadata"
 FORMAT_VERSION = "1.0.0"  # The version that DCP writes into its metadata.

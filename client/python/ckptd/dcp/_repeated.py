@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.checkpoint.storage import WriteResult
 
-from ckptd._ranks import from_all_ranks, is_distributed
+from ckptd._adapters.ranks import from_all_ranks, is_distributed
 from ckptd.dcp import _names
 from ckptd.dcp._files import PlannedFiles, SaveRecord, storage_data_of
 from ckptd.dcp._form import StatePlanner, form_of

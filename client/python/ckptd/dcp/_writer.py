@@ -17,9 +17,9 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from ckptd import errors
-from ckptd._node_process import ADMISSION_SECONDS
+from ckptd._adapters.node_process import ADMISSION_SECONDS
+from ckptd._adapters.ranks import is_distributed
 from ckptd._paths import step_of
-from ckptd._ranks import is_distributed
 from ckptd._saving.part import Part
 from ckptd._saving.save import LevelName, Save
 from ckptd._saving.save_options import StageName, check_stage

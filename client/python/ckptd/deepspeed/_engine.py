@@ -8,7 +8,7 @@ import warnings
 from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
 from ckptd import errors
-from ckptd._node_process import ADMISSION_SECONDS
+from ckptd._adapters.node_process import ADMISSION_SECONDS
 from ckptd._saving.file_values import Torch
 from ckptd._saving.part import Part
 from ckptd._saving.save import LevelName, Save

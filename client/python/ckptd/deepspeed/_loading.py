@@ -8,9 +8,9 @@ import os
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 from ckptd import errors
+from ckptd._adapters.ranks import from_all_ranks, from_first_rank
 from ckptd._checkpoint_paths import is_committed, warn_unverified
 from ckptd._paths import open_regular
-from ckptd._ranks import from_all_ranks, from_first_rank
 from ckptd.deepspeed import _classes, _names, _universal, _whole_weights
 from ckptd.deepspeed._needed import needed_files
 from ckptd.deepspeed._process import Place, await_sealed, process

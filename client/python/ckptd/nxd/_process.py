@@ -12,10 +12,10 @@ from typing import Any, Callable, Dict, Iterator, Mapping, NamedTuple, Optional,
 
 import ckptd
 from ckptd import errors
+from ckptd._adapters.node_client import NodeClient, call_in_child
+from ckptd._adapters.removal import await_removal
 from ckptd._membership import launch
-from ckptd._node_client import NodeClient, call_in_child
 from ckptd._paths import step_of
-from ckptd._removal import await_removal
 from ckptd._torch.reading.allowed_classes import plain_classes
 from ckptd._torch.writing.deferred_tensors import DeferredTensors
 from ckptd.nxd import _store, _topology

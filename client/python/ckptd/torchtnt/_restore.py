@@ -11,8 +11,8 @@ from torchtnt.framework.callbacks.checkpointer_types import KnobOptions
 
 import ckptd.dcp
 from ckptd import errors
+from ckptd._adapters.ranks import from_first_rank, gloo_group
 from ckptd._paths import directory_path
-from ckptd._ranks import from_first_rank, gloo_group
 from ckptd.dcp import _directory
 from ckptd.dcp._process import Place, await_sealed, process
 from ckptd.torchtnt import _app_state, _names

@@ -18,8 +18,8 @@ from torchtnt.utils.distributed import get_world_size
 
 import ckptd.dcp
 from ckptd import errors
+from ckptd._adapters.ranks import from_first_rank, is_distributed
 from ckptd._paths import check_folder
-from ckptd._ranks import from_first_rank, is_distributed
 from ckptd.dcp._process import process
 from ckptd.retention import Keep
 from ckptd.torchtnt import _app_state, _names

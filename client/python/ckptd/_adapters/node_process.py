@@ -8,9 +8,9 @@ import time
 from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 from ckptd import errors
+from ckptd._adapters.node_client import NodeClient, call_in_child
 from ckptd._checkpoint_paths import is_committed
 from ckptd._membership.launch import find_rank, process_group
-from ckptd._node_client import NodeClient, call_in_child
 from ckptd._paths import directory_path
 from ckptd._run_reader import RunReader
 from ckptd._saving.save import Save

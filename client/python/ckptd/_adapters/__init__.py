@@ -1,0 +1,1 @@
+"""What the adapters of other libraries need and users do not import."""
