@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from ckptd import errors
-from ckptd.deepspeed import _reshard
+from ckptd.deepspeed._resharding import reshard
 from ckptd.deepspeed._saved_parts import Files
 from class_stand_ins import stand_ins
 from zero_checkpoints import CLASSES, FlatGroup, ZeroModel, model_file, model_state, optimizer_file, partition_of, write_tag
@@ -67,7 +67,7 @@ def groups(monkeypatch: pytest.MonkeyPatch) -> None:
 def loaded(tag: pathlib.Path, engine: Any, **arguments: Any) -> Any:
     asked = {"load_dir": str(tag.parent), "tag": tag.name, "load_optimizer_states": True, "load_module_only": False}
     with stand_ins(*CLASSES):
-        return _reshard.reshard(engine, {**asked, **arguments}, Files(str(tag), None))
+        return reshard.reshard(engine, {**asked, **arguments}, Files(str(tag), None))
 
 
 def saved_value(tag: pathlib.Path, name: str) -> Any:

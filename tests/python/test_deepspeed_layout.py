@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from ckptd.deepspeed import _layout
+from ckptd.deepspeed._resharding import layout
 
 
 def random_groups(rng):
@@ -52,7 +52,7 @@ def check(saved, there, wanted, pieces):
     pieces = list(pieces)
     for rank, flats in wanted.items():
         made = [[None] * len(flat) for flat in flats]
-        for copy in _layout.copies([piece for piece in pieces if piece.rank == rank], there):
+        for copy in layout.copies([piece for piece in pieces if piece.rank == rank], there):
             source = saved[copy.rank][copy.flat][copy.at : copy.at + copy.length]
             assert len(source) == copy.length and None not in source
             made[copy.to_flat][copy.to_at : copy.to_at + copy.length] = source
@@ -67,7 +67,7 @@ def test_copies_make_the_flat_tensors_of_stages_1_and_2(seed):
     for ordered in (groups, shuffled(groups, rng)):
         gaps = [[rng.choice([0, 0, 3]) for _ in group] for group in ordered]
         flats, sizes = flats_of_cut_groups(ordered, gaps, rng.randint(1, 6))
-        sides.append((flats, list(_layout.pieces_of_cut_groups(ordered, gaps, sizes))))
+        sides.append((flats, list(layout.pieces_of_cut_groups(ordered, gaps, sizes))))
     check(*sides[0], *sides[1])
 
 
@@ -78,11 +78,11 @@ def test_copies_make_the_flat_tensors_of_stage_3(seed):
     sides = []
     for ordered in (groups, shuffled(groups, rng)):
         ranks = rng.randint(1, 6)
-        sides.append((flats_of_cut_parameters(ordered, ranks), list(_layout.pieces_of_cut_parameters(ordered, ranks))))
+        sides.append((flats_of_cut_parameters(ordered, ranks), list(layout.pieces_of_cut_parameters(ordered, ranks))))
     check(*sides[0], *sides[1])
 
 
 def test_elements_that_no_rank_has_are_an_error_with_the_name_of_the_parameter():
-    there = list(_layout.pieces_of_cut_parameters([{"a": 8, "b": 4}], 2))
-    with pytest.raises(_layout.MissingElements, match="b"):
-        _layout.copies(_layout.pieces_of_cut_parameters([{"b": 4}], 4), [piece for piece in there if piece[:2] != ("b", 2)])
+    there = list(layout.pieces_of_cut_parameters([{"a": 8, "b": 4}], 2))
+    with pytest.raises(layout.MissingElements, match="b"):
+        layout.copies(layout.pieces_of_cut_parameters([{"b": 4}], 4), [piece for piece in there if piece[:2] != ("b", 2)])

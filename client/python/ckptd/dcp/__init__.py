@@ -12,7 +12,7 @@ docs/dcp.md lists what is different.
 """
 
 from ckptd.dcp._async import SaveFuture
-from ckptd.dcp._hugging_face import HuggingFaceWriter
+from ckptd.dcp._hugging_face.writer import HuggingFaceWriter
 from ckptd.dcp._install import async_save, configure, install, uninstall
 from ckptd.dcp._queries import latest, list, run
 from ckptd.dcp._reader import Reader

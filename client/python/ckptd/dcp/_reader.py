@@ -16,7 +16,8 @@ from ckptd import errors
 from ckptd._checkpoint_paths import is_in_root, manifest_missing, warn_unverified
 from ckptd._paths import open_regular
 from ckptd._torch.reading import key_prefix
-from ckptd.dcp import _directory, _names, _safetensors
+from ckptd.dcp import _directory, _names
+from ckptd.dcp._hugging_face import safetensors
 from ckptd.dcp._metadata import CheckedPlanner, check_object, load_metadata
 from ckptd.dcp._process import Place, place_of, process
 from ckptd.dcp._slices import SliceReader
@@ -143,8 +144,8 @@ class Reader(StorageReader):
         return FileSystemReader(path, self._registry)
 
     def _read_metadata(self, checkpoint: Checkpoint, name: str) -> Metadata:
-        if name not in checkpoint.files and any(file.endswith(_safetensors.SUFFIX) for file in checkpoint.files):
-            return _safetensors.read_metadata(checkpoint)
+        if name not in checkpoint.files and any(file.endswith(safetensors.SUFFIX) for file in checkpoint.files):
+            return safetensors.read_metadata(checkpoint)
         return load_metadata(checkpoint.read(name), f"{name} of {checkpoint.tag}")
 
     def _read_stock_metadata(self, *args: Any, **kwargs: Any) -> Metadata:

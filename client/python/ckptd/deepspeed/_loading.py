@@ -14,7 +14,7 @@ from ckptd._paths import open_regular
 from ckptd.deepspeed import _classes, _names, _universal, _whole_weights
 from ckptd.deepspeed._needed import needed_files
 from ckptd.deepspeed._process import Place, await_sealed, process
-from ckptd.deepspeed._reshard import Resharded, reshard
+from ckptd.deepspeed._resharding.reshard import Resharded, reshard
 from ckptd.deepspeed._saved_parts import Files
 from ckptd.restore import Checkpoint, has_pointer, open_root
 

@@ -11,10 +11,11 @@ from torch.futures import Future
 
 from ckptd._memory import native
 from ckptd._torch.writing.safetensors_file import Piece, lay_out
-from ckptd.dcp import _names, _staged_files
+from ckptd.dcp import _names
 from ckptd.dcp._files import Assignment, Files
-from ckptd.dcp._safetensors import INDEX_FILE, SUFFIX
-from ckptd.dcp._staged_files import AttachedFile, FileRef, InlineFile, StagedFile, StagedFileRef
+from ckptd.dcp._hugging_face import staged_files
+from ckptd.dcp._hugging_face.safetensors import INDEX_FILE, SUFFIX
+from ckptd.dcp._hugging_face.staged_files import AttachedFile, FileRef, InlineFile, StagedFile, StagedFileRef
 from ckptd.dcp._writer import Writer
 
 
@@ -73,7 +74,7 @@ class HuggingFaceWriter(Writer):
         prepared = super().prepare_global_plan(plans)
         for plan in prepared:
             if isinstance(plan.storage_data, Assignment):  # None if the thread of async_save() has nothing left to do.
-                plan.storage_data.coordinator = _staged_files.place()
+                plan.storage_data.coordinator = staged_files.place()
         return prepared
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> "Future[List[WriteResult]]":
@@ -103,7 +104,7 @@ class HuggingFaceWriter(Writer):
 
     def _hand_over(self, assignment: Assignment, image: Any) -> FileRef:
         """Stages this rank's file for the coordinator, or puts it into the message if that cannot attach it."""
-        if assignment.coordinator != _staged_files.place():
+        if assignment.coordinator != staged_files.place():
             return InlineFile(image, native.default_threads(1))
         self._staged_file = StagedFile(assignment.rank, image, native.default_threads(1))
         return self._staged_file.ref

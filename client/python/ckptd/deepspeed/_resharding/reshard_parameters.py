@@ -4,9 +4,9 @@ from typing import Any, Dict, List, Mapping, Sequence
 
 import torch
 
-from ckptd.deepspeed._layout import Copy, copies, part_of, pieces_of_cut_parameters
+from ckptd.deepspeed._resharding.layout import Copy, copies, part_of, pieces_of_cut_parameters
+from ckptd.deepspeed._resharding.saved_shards import STATE, Cut, Shards
 from ckptd.deepspeed._saved_parts import Files, refused
-from ckptd.deepspeed._saved_shards import STATE, Cut, Shards
 
 _FP32 = "fp32_flat_groups"
 _BASE = "optimizer_state_dict"

@@ -5,7 +5,7 @@ from typing import Any, Dict, List, Mapping, Sequence
 
 import torch
 
-from ckptd.deepspeed._layout import Copy
+from ckptd.deepspeed._resharding.layout import Copy
 from ckptd.deepspeed._saved_parts import Files, Reading
 
 _RANK = re.compile(r"zero_pp_rank_\d+_")

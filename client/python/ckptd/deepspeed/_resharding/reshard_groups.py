@@ -4,9 +4,9 @@ from typing import Any, Dict, List, Mapping, Sequence
 
 import torch
 
-from ckptd.deepspeed._layout import Copy, copies, pieces_of_cut_groups
+from ckptd.deepspeed._resharding.layout import Copy, copies, pieces_of_cut_groups
+from ckptd.deepspeed._resharding.saved_shards import STATE, Cut, Shards
 from ckptd.deepspeed._saved_parts import refused
-from ckptd.deepspeed._saved_shards import STATE, Cut, Shards
 
 _FP32 = "single_partition_of_fp32_groups"
 _BASE = "base_optimizer_state"

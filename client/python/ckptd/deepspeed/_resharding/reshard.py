@@ -9,12 +9,12 @@ import os
 import re
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
-from ckptd.deepspeed import _reshard_groups
-from ckptd.deepspeed._layout import MissingElements
-from ckptd.deepspeed._reshard_groups import GroupedState
-from ckptd.deepspeed._reshard_parameters import PartitionedState, frozen_parts
+from ckptd.deepspeed._resharding import reshard_groups
+from ckptd.deepspeed._resharding.layout import MissingElements
+from ckptd.deepspeed._resharding.reshard_groups import GroupedState
+from ckptd.deepspeed._resharding.reshard_parameters import PartitionedState, frozen_parts
+from ckptd.deepspeed._resharding.saved_shards import STATE, Cut, Shards, count_ranks, file_of_rank, numbers_of_elements
 from ckptd.deepspeed._saved_parts import Files, refused
-from ckptd.deepspeed._saved_shards import STATE, Cut, Shards, count_ranks, file_of_rank, numbers_of_elements
 
 _FROZEN = "frozen_param_fragments"
 
@@ -75,7 +75,7 @@ class _Loading:
     def is_needed(self) -> bool:
         if self._saved_ranks in (0, self._ranks):
             return False
-        return self._is_stage_3 or (self._with_optimizer and _reshard_groups.is_known(self._engine.optimizer))
+        return self._is_stage_3 or (self._with_optimizer and reshard_groups.is_known(self._engine.optimizer))
 
     def run(self) -> Resharded:
         stands_for = self._rank % self._saved_ranks  # This rank may have no file of its own.

@@ -1,0 +1,1 @@
+"""The layout of Hugging Face: safetensors files."""

@@ -1,0 +1,1 @@
+"""ZeRO's state for another number of ranks than saved it."""
