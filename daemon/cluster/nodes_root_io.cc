@@ -34,8 +34,8 @@ void NodesRootIo::Rescan(Callback<absl::StatusOr<RootSnapshot>> done) {
   });
 }
 
-// Else a job would resume from an older checkpoint than the newest, or from nothing, because this node does
-// not see yet what another one has published.
+// Repeats a scan that is old. Otherwise a job would resume from an older checkpoint than the newest, or from
+// nothing, because this node does not see yet what another node has published.
 void NodesRootIo::Look(Callback<absl::StatusOr<RootSnapshot>> done) {
   files_.Rescan(callbacks_.Guard(
       [this, begun = nodes_->Now(), done = std::move(done)](absl::StatusOr<RootSnapshot> root) mutable {
@@ -66,7 +66,7 @@ void NodesRootIo::OpenCheckpoint(std::string tag, int64_t sequence,
             callbacks_.Guard([this, sequence, release, answer = std::move(answer)](
                                  absl::StatusOr<std::shared_ptr<CheckpointReader>> opened) mutable {
               if (!opened.ok()) return Explain(sequence, opened.status(), release, std::move(answer));
-              // The same reader; when the last user has dropped it, the other nodes are told.
+              // The same reader, which also releases the reader key when its last user has dropped it.
               CheckpointReader* const reader = opened->get();
               answer(std::shared_ptr<CheckpointReader>(
                   reader, [release, owner = *std::move(opened)](CheckpointReader*) mutable {
@@ -77,8 +77,8 @@ void NodesRootIo::OpenCheckpoint(std::string tag, int64_t sequence,
       }));
 }
 
-// Another node may have removed it after this node's registration was lost, and with it the reader key: then
-// it is not damaged.
+// Another node may have removed the checkpoint after this node had lost its registration, and with it the
+// reader key: then the checkpoint is not damaged.
 void NodesRootIo::Explain(int64_t sequence, const absl::Status& error, const std::function<void()>& release,
                           Callback<absl::StatusOr<std::shared_ptr<CheckpointReader>>> answer) {
   nodes_->ConfirmReader(

@@ -1,5 +1,5 @@
-// RootIo for the engine, in a run that several nodes share: what is read is known to the other nodes first,
-// and what is removed was decided.
+// RootIo for the engine, in a run that several nodes share: writes a reader key before it opens a checkpoint,
+// and removes a checkpoint only by a decision in etcd.
 #ifndef CKPTD_DAEMON_CLUSTER_NODES_ROOT_IO_H_
 #define CKPTD_DAEMON_CLUSTER_NODES_ROOT_IO_H_
 
@@ -18,51 +18,51 @@
 
 namespace ckptd {
 
-// What NodesRootIo asks of the nodes; NodesRun.
+// The calls of NodesRootIo to NodesRun.
 class NodesReading {
  public:
   virtual ~NodesReading() = default;
-  // Whether the root is that of its run, as far as etcd says so now. ROOT_COPIED.
+  // ROOT_COPIED if etcd has another directory as the root of this run. OK if etcd does not answer.
   virtual void CheckRoot(const SharedFilesIo::RunOfRoot& root, Callback<absl::Status> checked) = 0;
   // The root is open, and holds this run.
   virtual void Opened(const SharedFilesIo::RunOfRoot& root) = 0;
-  // Remembers how far the run has come in the root. Takes out of what was found the checkpoints whose removal
-  // is decided, and marks those that are damaged.
+  // Remembers the highest sequence, term and attempt in the root. Takes the checkpoints whose removal is
+  // decided out of `root`, and marks those that are damaged.
   virtual void ApplyDecided(RootSnapshot* root) = 0;
-  // Whether what was found is older than what etcd calls committed, as it may be for as long as names are
-  // stale: look again then. `begun`: when the look began, by Now(). False of a look that began after that
-  // time, for then somebody has taken the checkpoint away.
+  // Whether the scan lacks a checkpoint that etcd calls committed, because names may be stale: scan again
+  // then. `begun`: when the scan began, by Now(). False for a scan that began when names were stale no
+  // longer: another program has taken the checkpoint away.
   virtual bool IsOld(const RootSnapshot& root, Instant begun) = 0;
   virtual Instant Now() const = 0;
-  // Runs it a little later.
+  // Runs `look` a little later.
   virtual void LookAgain(absl::AnyInvocable<void()> look) = 0;
-  // As ReaderKeys.
+  // As ReaderKeys::Acquire.
   virtual void AcquireReader(int64_t sequence, Callback<absl::Status> acquired) = 0;
-  // Between its OK and the release: that no removal of the checkpoint has been decided, in no registration of
-  // this node.
+  // Called between the OK of AcquireReader and the release. OK: no removal of the checkpoint has been
+  // decided, even if this node has lost its registration meanwhile.
   virtual void ConfirmReader(int64_t sequence, Callback<absl::Status> confirmed) = 0;
-  // Whether its removal was decided and is over, so that a directory with its sequence is a copy that was put
-  // back.
+  // Whether the removal of the checkpoint was decided and is over, so that a directory with its sequence is a
+  // copy that was put back.
   virtual bool WasRemoved(int64_t sequence) const = 0;
-  // On any thread.
+  // Returns a function that releases the reader, and that may be called on any thread.
   virtual std::function<void()> ReleaserOf(int64_t sequence) = 0;
-  // Decides to remove the checkpoint, waits until no node reads it, and removes it. NOT_COORDINATOR.
+  // Once no node reads the checkpoint, decides to remove it, and removes it. NOT_COORDINATOR.
   virtual void Evict(const std::string& tag, int64_t sequence, Callback<absl::Status> done) = 0;
 };
 
-// All other calls are those of the file system.
+// All calls that are not implemented here go to the file system.
 class NodesRootIo : public RootIo {
  public:
   explicit NodesRootIo(std::unique_ptr<SharedFilesIo> files)
       : files_owned_(std::move(files)), files_(*files_owned_) {}
 
   SharedFilesIo* files() { return &files_; }
-  // Before the first call. `nodes` may end before this object, which is then only destroyed.
+  // Call it before any other call. `nodes` may end before this object, if this object is then only destroyed.
   void Connect(NodesReading* nodes) { nodes_ = nodes; }
 
   void Open(Callback<absl::StatusOr<RootSnapshot>> done) override;
 
-  // BEING_REMOVED if that is decided.
+  // BEING_REMOVED if the removal of the checkpoint is decided.
   void OpenCheckpoint(std::string tag, int64_t sequence,
                       Callback<absl::StatusOr<std::shared_ptr<CheckpointReader>>> done) override;
   void Evict(std::string tag, int64_t sequence, Callback<absl::Status> done) override {
@@ -140,16 +140,16 @@ class NodesRootIo : public RootIo {
 
  private:
   void Look(Callback<absl::StatusOr<RootSnapshot>> done);
-  // Answers with the error of opening a checkpoint, unless etcd shows after the error that it is being
-  // removed.
+  // Answers with the error of opening a checkpoint; with BEING_REMOVED if etcd shows after the error that the
+  // checkpoint is being removed.
   void Explain(int64_t sequence, const absl::Status& error, const std::function<void()>& release,
                Callback<absl::StatusOr<std::shared_ptr<CheckpointReader>>> answer);
 
   const std::unique_ptr<SharedFilesIo> files_owned_;
   SharedFilesIo& files_;
   NodesReading* nodes_ = nullptr;
-  int opening_ = 0;   // OpenCheckpoint was not answered,
-  int scanning_ = 0;  // and neither was Rescan.
+  int opening_ = 0;   // Calls of OpenCheckpoint without an answer.
+  int scanning_ = 0;  // Calls of Rescan without an answer.
   CallbackScope callbacks_;
 };
 

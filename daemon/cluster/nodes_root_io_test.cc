@@ -11,7 +11,7 @@
 namespace ckptd {
 namespace {
 
-// What etcd answers to those who want to read, in turn.
+// Answers AcquireReader and ConfirmReader with `answers`, in turn.
 class ReadingNodes : public NodesReading {
  public:
   void CheckRoot(const SharedFilesIo::RunOfRoot&, Callback<absl::Status> checked) override { checked(root); }

@@ -1,4 +1,4 @@
-// When to ask etcd again what it has not answered, or has refused for now.
+// The wait before the retry of a request that etcd has not answered, or has refused for the moment.
 #ifndef CKPTD_DAEMON_ETCD_BACKOFF_H_
 #define CKPTD_DAEMON_ETCD_BACKOFF_H_
 

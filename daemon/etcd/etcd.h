@@ -4,14 +4,14 @@
 // Called on one thread, the engine's; answers run there, after the call has returned, and never after the
 // destruction of the object. Every answer comes within the call's deadline.
 //
-// A request is asked again when its answer was lost, so it may be applied twice, and once more LATER: a copy
-// that was under way to another member may arrive after the answer, and after what was asked next. Therefore
-// a transaction that writes compares the mod_revision of every key that it rewrites, or that the key was
-// never there, and its `failure` branch reads these keys: whoever finds there what it wanted to write has
-// succeeded.
+// A request is sent again when its answer was lost, so etcd may apply it twice, and once more LATER: a copy
+// that was under way to another member may arrive after the answer, and after later requests. Therefore a
+// transaction that writes compares the mod_revision of every key that it rewrites, or that the key does not
+// exist yet, and its `failure` branch reads these keys: if they have the values that the caller wanted to
+// write, an earlier copy of the request has succeeded.
 //
-// Errors have a reason of etcd_errors.h, and say what the call was for (`purpose`, as in "no answer from etcd
-// while PURPOSE").
+// Errors have a reason of etcd_errors.h. Their messages contain the call's `purpose`, as in "no answer from
+// etcd while PURPOSE", except those of LEDGER_RESTORED and of a refused user.
 #ifndef CKPTD_DAEMON_ETCD_ETCD_H_
 #define CKPTD_DAEMON_ETCD_ETCD_H_
 
@@ -28,7 +28,7 @@
 
 namespace ckptd {
 
-// Ends with the object: no callback runs after that. May be destroyed by its own callbacks.
+// No callback runs after the destruction of the object. Its own callbacks may destroy it.
 class EtcdWatch {
  public:
   virtual ~EtcdWatch() = default;
@@ -39,11 +39,11 @@ struct EtcdWatchSpec {
   int64_t from_revision = 1;   // The first whose events are reported.
   std::string purpose;
   // Events in the order of their revisions, each once, all events of a revision in one call. They may come
-  // late: what they say was so, and may be so no longer.
+  // late: the keys may have changed again since.
   std::function<void(const std::vector<etcdserverpb::Event>&)> changed;
-  // No more events will come. LEDGER_COMPACTED: some are forgotten, so read the range again and watch from
-  // there. Other errors: what the watch needs is refused, or etcd has lost its past. That etcd is away for a
-  // while ends no watch.
+  // No more events will come. LEDGER_COMPACTED: etcd no longer has some of the events, so read the range
+  // again and watch from that revision. Other errors: etcd refuses the watch, or was restored from a backup.
+  // The watch goes on after a time in which etcd was unavailable.
   std::function<void(const absl::Status&)> ended;
 };
 
@@ -54,14 +54,14 @@ class Etcd {
 
   virtual ~Etcd() = default;
 
-  // Linearizable: sees all that was answered before, to any client.
+  // Linearizable: sees every write that etcd has acknowledged before, to any client.
   virtual void Range(const etcdserverpb::RangeRequest& request, const std::string& purpose,
                      Answer<etcdserverpb::RangeResponse> answer) = 0;
-  // Also the way to put and to delete: a transaction without comparisons.
+  // To put or delete without a condition, send a transaction without comparisons.
   virtual void Txn(const etcdserverpb::TxnRequest& request, const std::string& purpose,
                    Answer<etcdserverpb::TxnResponse> answer) = 0;
 
-  // A lease whose grant was asked for twice exists twice; the one that no caller knows ends by itself.
+  // A request that was sent twice may grant two leases; the one whose id no caller has expires.
   virtual void GrantLease(const etcdserverpb::LeaseGrantRequest& request, const std::string& purpose,
                           Answer<etcdserverpb::LeaseGrantResponse> answer) = 0;
   // TTL 0 in the answer: the lease has ended.

@@ -9,7 +9,7 @@
 namespace ckptd {
 namespace {
 
-// etcd's codes say little: several conditions share one, and its texts, which are fixed, tell them apart.
+// Several conditions share one of etcd's codes; only etcd's message texts, which are fixed, tell them apart.
 struct Known {
   const char* text;  // A part of etcd's message.
   NextTry next;
@@ -44,7 +44,7 @@ constexpr Known kKnown[] = {
      ledger_reason::kUnavailable, "etcd is overloaded"},
 };
 
-// Errors of one member, of the way to it, or of an election.
+// Whether a retry may succeed: the error comes from one member, from the network, or from an election.
 bool MayPass(absl::StatusCode code) {
   switch (code) {
     case absl::StatusCode::kUnavailable:
@@ -52,7 +52,7 @@ bool MayPass(absl::StatusCode code) {
     case absl::StatusCode::kCancelled:
     case absl::StatusCode::kAborted:
     case absl::StatusCode::kUnknown:
-    case absl::StatusCode::kDataLoss:  // "corrupt cluster": this member has found that it differs.
+    case absl::StatusCode::kDataLoss:  // "corrupt cluster": this member's data differ from the others'.
       return true;
     default:
       return false;

@@ -78,14 +78,14 @@ void EtcdLease::KeptAlive(Instant sent, const absl::StatusOr<etcdserverpb::Lease
   if (lost_ == nullptr) return;
   if (!kept.ok()) {
     last_error_ = kept.status();
-    return;  // The next tick asks again, or finds that the time is over.
+    return;  // The next tick tries again, or finds that the lease has ended.
   }
   if (kept->ttl() <= 0) {
     return Lose(MakeError(absl::StatusCode::kFailedPrecondition, ledger_reason::kLeaseEnded,
                           "etcd has ended this daemon's lease, because it was not kept alive in time"));
   }
   last_error_ = absl::OkStatus();
-  // Once it has been over, what was done in its name is: it is lost, also if etcd has been patient.
+  // Callers may have seen that held() was false, so a late answer does not bring the lease back.
   if (!held()) return;
   const Instant ends = sent + std::chrono::seconds(kept->ttl());
   ends_ = std::max(ends_, ends);

@@ -21,7 +21,7 @@ using std::chrono::seconds;
 
 constexpr int64_t kTtl = 9;
 
-// The test answers.
+// Keeps each answer's callback for the test to run.
 class ManualEtcd : public Etcd {
  public:
   void Range(const RangeRequest&, const std::string&, Answer<RangeResponse>) override {}
@@ -116,7 +116,7 @@ TEST_F(EtcdLeaseTest, IsLostWhenNothingConfirmsItInTime) {
   Advance(seconds(kTtl - 1));
   EXPECT_TRUE(lease_.held());
   clock_.Advance(seconds(1));
-  EXPECT_FALSE(lease_.held()) << "also before anybody has ticked";
+  EXPECT_FALSE(lease_.held()) << "also before the next tick";
   EXPECT_EQ(lost_, "");
   lease_.OnTick();
   EXPECT_EQ(lost_, ledger_reason::kLeaseEnded);
@@ -125,8 +125,8 @@ TEST_F(EtcdLeaseTest, IsLostWhenNothingConfirmsItInTime) {
   EXPECT_EQ(lost_, "") << "once";
 }
 
-// As after a suspension of the machine: etcd's lease may have been kept by its patience, but others may have
-// been told meanwhile that this daemon is gone.
+// As after a suspension of the machine: etcd may have extended the lease, but callers may have seen meanwhile
+// that held() was false.
 TEST_F(EtcdLeaseTest, AnswerAfterTheEndDoesNotBringItBack) {
   Grant();
   Advance(seconds(3));

@@ -22,7 +22,7 @@ struct Lister : std::enable_shared_from_this<Lister> {
 
   void NextPage() {
     etcdserverpb::RangeRequest request;
-    // A key's direct successor is itself with a byte 0 behind it.
+    // The direct successor of a key is the key with a byte 0 appended.
     request.set_key(found.keys.empty() ? first : found.keys.back().key() + '\0');
     request.set_range_end(range_end);
     request.set_limit(keys_per_page);
@@ -50,7 +50,7 @@ struct Lister : std::enable_shared_from_this<Lister> {
 
 void ListPrefix(Etcd* etcd, const std::string& prefix, const std::string& purpose,
                 Etcd::Answer<EtcdListing> answer, int64_t keys_per_page) {
-  // etcd takes no empty key.
+  // etcd refuses an empty key.
   const std::string first = prefix.empty() ? std::string(1, '\0') : prefix;
   ListRange(etcd, first, PrefixEnd(prefix), purpose, std::move(answer), keys_per_page);
 }

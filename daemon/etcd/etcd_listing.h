@@ -11,15 +11,15 @@
 namespace ckptd {
 
 struct EtcdListing {
-  std::vector<etcdserverpb::KeyValue> keys;  // In order.
+  std::vector<etcdserverpb::KeyValue> keys;  // Sorted.
   int64_t revision = 0;                      // Of the listing; a watch continues at the next one.
 };
 
-// All pages show the same revision. If etcd is compacted between two pages, the list is begun again, three
-// times at most; then LEDGER_COMPACTED. `etcd` must live until the answer, or drop it.
+// All pages show the same revision. If etcd is compacted between two pages, the listing starts over, three
+// times at most; then LEDGER_COMPACTED. `etcd` must live until the answer, or drop the answer.
 void ListPrefix(Etcd* etcd, const std::string& prefix, const std::string& purpose,
                 Etcd::Answer<EtcdListing> answer, int64_t keys_per_page = 500);
-// The keys from `first` on, which is not empty, and before `range_end` (as in etcdserverpb.RangeRequest).
+// The keys from `first`, which is not empty, up to but without `range_end` (as in etcdserverpb.RangeRequest).
 void ListRange(Etcd* etcd, const std::string& first, const std::string& range_end, const std::string& purpose,
                Etcd::Answer<EtcdListing> answer, int64_t keys_per_page = 500);
 

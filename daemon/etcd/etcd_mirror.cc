@@ -36,7 +36,7 @@ const std::string* EtcdMirror::Find(const std::string& key) const {
   return found == keys_.end() ? nullptr : &found->second.value();
 }
 
-// Every call has a deadline, so this does not ask in a tight loop while etcd is away.
+// While etcd is away each call takes until its deadline to fail, so repeating it at once is no tight loop.
 void EtcdMirror::List() {
   watch_ = nullptr;
   ListRange(etcd_, first_, end_, purpose_, callbacks_.Guard([this](absl::StatusOr<EtcdListing> listing) {

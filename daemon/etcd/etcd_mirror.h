@@ -1,4 +1,4 @@
-// A copy of all keys with a prefix, or in a range, which follows what happens to them.
+// A copy of all keys with a prefix, or in a range, which a watch keeps up to date.
 #ifndef CKPTD_DAEMON_ETCD_ETCD_MIRROR_H_
 #define CKPTD_DAEMON_ETCD_ETCD_MIRROR_H_
 
@@ -16,27 +16,27 @@
 
 namespace ckptd {
 
-// It lists the keys once and then watches them; it lists them again when etcd has forgotten what the watch
-// would have reported. What it shows was so at one revision, and may be so no longer: decide by a
-// transaction. Used on one thread, that of its etcd.
+// Lists the keys once and then watches them; lists them again when etcd has compacted changes that the watch
+// has not reported. It shows the keys as they were at one revision, and they may have changed since: decide
+// by a transaction. Used on the thread of its etcd.
 class EtcdMirror {
  public:
   using Keys = std::map<std::string, etcdserverpb::KeyValue>;
-  // The keys that have changed or are gone since the call before, each once. The first call, when the keys
-  // are known, may have none.
+  // The keys that have changed or are gone since the previous call, each once. The first call, after the
+  // first listing, may have none.
   using Changed = std::function<void(const std::vector<std::string>& keys)>;
-  // It follows no longer: errors of etcd_errors.h, but for LEDGER_UNAVAILABLE and LEDGER_COMPACTED.
+  // The mirror has stopped: any error of etcd_errors.h except LEDGER_UNAVAILABLE and LEDGER_COMPACTED.
   using Ended = std::function<void(const absl::Status& why)>;
 
   // `prefix` is not empty. `purpose` as in "no answer from etcd while PURPOSE". Either callback may destroy
   // the object; none runs before Start returns. `etcd` must outlive it.
   EtcdMirror(Etcd* etcd, std::string prefix, std::string purpose, Changed changed, Ended ended);
-  // All keys from `first` on, and before `end`.
+  // All keys from `first` up to but without `end`.
   EtcdMirror(Etcd* etcd, std::string first, std::string end, std::string purpose, Changed changed,
              Ended ended);
 
   void Start() { List(); }
-  // Shows no key before this one any more, and follows none. Also before Start.
+  // Drops all keys before `below`, and ignores them from now on. May be called before Start.
   void Forget(const std::string& below);
   const Keys& keys() const { return keys_; }
   // The value, or null.

@@ -5,8 +5,8 @@ namespace ckptd {
 using etcdserverpb::Compare;
 using etcdserverpb::RequestOp;
 
-// The smallest key above all that begin with the prefix: its last byte that can be raised is raised. etcd
-// reads the single byte 0 as "no end".
+// The smallest key above all keys with the prefix: increments the last byte below 0xff, and drops the bytes
+// after it. etcd reads the single byte 0 as "no end".
 std::string PrefixEnd(std::string_view prefix) {
   std::string end(prefix);
   while (!end.empty() && end.back() == '\xff') end.pop_back();

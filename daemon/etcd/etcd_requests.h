@@ -18,9 +18,9 @@ std::string PrefixEnd(std::string_view prefix);
 // The key exists, and was changed last at this revision. 0: it does not exist.
 etcdserverpb::Compare LastChangedAt(const std::string& key, int64_t mod_revision);
 inline etcdserverpb::Compare Absent(const std::string& key) { return LastChangedAt(key, 0); }
-// The key has not been written since this revision, or does not exist. That it was deleted is not noticed.
+// The key has not been written since this revision, or does not exist. Does not detect a deletion.
 etcdserverpb::Compare UnchangedSince(const std::string& key, int64_t revision);
-// The key exists, and was created at this revision: it has been there since.
+// The key exists, and was created at this revision: it has existed since.
 etcdserverpb::Compare CreatedAt(const std::string& key, int64_t create_revision);
 // No key begins with `prefix`.
 etcdserverpb::Compare NoneBelow(const std::string& prefix);
@@ -36,7 +36,7 @@ etcdserverpb::RequestOp Delete(const std::string& key);
 
 // ---- answers
 
-// What a Get at this place of a transaction's answer has found; null: the key does not exist.
+// The result of the Get at this index of a transaction's operations; null: the key does not exist.
 const etcdserverpb::KeyValue* Found(const etcdserverpb::TxnResponse& response, int place);
 
 }  // namespace ckptd

@@ -175,7 +175,7 @@ void ThreadedRootIoFactory::Io::WritePart(InflightId64 id, storage::v1::PartReco
                                           Callback<absl::StatusOr<storage::v1::PartRecord>> done) {
   if (written_bytes == nullptr) written_bytes = std::make_shared<std::atomic<int64_t>>(0);
   using Answerer = absl::AnyInvocable<void(absl::StatusOr<storage::v1::PartRecord>)>;
-  // Step 3, on the metadata worker: write the part record, which says that the files are complete.
+  // Step 3, on the metadata worker: write the part record, which marks the files as complete.
   auto remember = [id](ThreadedRoot& root, storage::v1::PartRecord part, int32_t chunk_bytes,
                        const std::vector<WrittenFile>& written) -> absl::StatusOr<storage::v1::PartRecord> {
     CKPTD_ASSIGN_OR_RETURN(Inflight * inflight, root.Find(id));

@@ -32,7 +32,7 @@ namespace ckptd {
 // when that thread has ended or is about to.
 class ThreadedRootIoFactory {
  public:
-  using Post = EngineGate::Post;  // Runs it on the engine's thread; thread-safe.
+  using Post = EngineGate::Post;  // Runs work on the engine's thread; thread-safe.
   using RootDirectory = ckptd::RootDirectory;
 
   ThreadedRootIoFactory(ThreadedRootIoOptions options, Clock* clock, Post post);
@@ -46,7 +46,7 @@ class ThreadedRootIoFactory {
   // `device` share their threads.
   absl::StatusOr<std::unique_ptr<RootIo>> Make(const std::string& device, RootOpener open);
 
-  // For a root that several nodes share. No lock is taken: what the other nodes do is agreed on elsewhere.
+  // For a root that several nodes share. Takes no lock: the nodes agree through etcd.
   absl::StatusOr<std::unique_ptr<SharedFilesIo>> MakeShared(UniqueFd root, std::optional<FileUser> user,
                                                             SharedRootIdentity identity);
   absl::StatusOr<std::unique_ptr<SharedFilesIo>> MakeShared(const std::string& device, RootOpener open,
@@ -68,11 +68,11 @@ class ThreadedRootIoFactory {
   Clock* const clock_;
   const std::shared_ptr<EngineGate> gate_;
   const std::shared_ptr<ChecksumPool> checksums_;
-  std::map<std::string, std::shared_ptr<FileSystemWorkers>>
-      workers_;  // By device, "8:1"; "ask-8:1" answers queries, "scrub-8:1" reads back and removes.
+  // By device, "8:1"; "ask-8:1" answers queries, "scrub-8:1" reads back and removes.
+  std::map<std::string, std::shared_ptr<FileSystemWorkers>> workers_;
   std::map<std::string, std::weak_ptr<char>> devices_;  // In use by a RootIo.
-  std::vector<std::shared_ptr<FileSystemWorkers>>
-      ending_;  // Threads whose last RootIo is gone, not joined yet.
+  // Threads whose last RootIo is gone, not joined yet.
+  std::vector<std::shared_ptr<FileSystemWorkers>> ending_;
 };
 
 }  // namespace ckptd

@@ -1,4 +1,4 @@
-// What a simulation does with its cases: adds their results up, and shrinks and reports one that has failed.
+// Adds up the results of a simulation's cases, and shrinks and reports a case that has failed.
 #ifndef CKPTD_TESTS_SIM_CASES_H_
 #define CKPTD_TESTS_SIM_CASES_H_
 
@@ -41,8 +41,8 @@ int Soak(const Simulation& simulation, int argc, char** argv);
 // The violation without numbers and names, so that violations can be compared.
 std::string KindOf(const std::string& violation);
 
-// Drops operations of a failing plan, and then makes it simpler, for as long as a violation of the same kind
-// occurs, in at most `runs` runs. `simplifications`: each switches one thing off.
+// Drops operations of a failing plan, and then makes the plan simpler, for as long as a violation of the same
+// kind occurs, in at most `runs` runs. `simplifications`: each switches one feature off.
 template <typename Plan>
 Plan Shrink(Plan plan, int runs, const std::function<Result(const Plan&, bool trace)>& run,
             const std::vector<std::function<void(Plan&)>>& simplifications) {

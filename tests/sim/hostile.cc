@@ -68,7 +68,7 @@ void Hostile::Connect() {
   info.client_instance = absl::StrCat("hostile", member->session);
   info.descriptors = random_.Percent(80);
   world_.engine()->SessionOpened(info);
-  // Most launches have one rank, whose saves need nobody else; some wait for ranks that never come. A new
+  // Most launches have one rank, whose saves need no other rank; some wait for ranks that never come. A new
   // launch fences the one before, so new launches are rare.
   if (launches_ == 0 || random_.Percent(4)) ++launches_;
   member->world_size = launches_ % 4 == 0 ? 100 : 1;
@@ -125,7 +125,7 @@ void Hostile::Begin(const MemberPtr& member) {
             if (ReasonOf(begun.status()) == "FENCED")
               self->world_.oracle().ToldFenced(self->saves_, member->attempt);
             if (!begun.ok()) return;
-            // What is skipped because the file system does not answer has not let the attempt act.
+            // A save that is skipped because the file system does not answer has not activated the attempt.
             if (begun->level() == v1::SKIPPED) return;
             self->world_.oracle().RequestTookEffect(self->saves_, member->attempt, before, "Begin");
             self->world_.Count("begun by a hostile user");
@@ -136,7 +136,7 @@ void Hostile::Begin(const MemberPtr& member) {
           }));
 }
 
-// Seals without files, so that there is something durable to read.
+// Seals without files, so that there is a durable checkpoint to read.
 void Hostile::Seal(const MemberPtr& member) {
   if (member->begun.empty()) return;
   const SaveName name = member->begun.back();

@@ -9,7 +9,7 @@
 namespace ckptd::sim {
 namespace {
 
-// True for reasons that a save sealed by all ranks must not fail with: it needs no trainer any more.
+// True for reasons with which a save that all ranks have sealed must not fail: it needs no trainer any more.
 bool NeedsTrainers(const std::string& reason) {
   return reason == "FENCED" || reason == "SESSION_LOST" || reason == "RANKS_MISSING" ||
          reason == "SUPERSEDED" || reason == "ADMISSION_TIMEOUT" || reason == "SKIPPED";
@@ -30,7 +30,7 @@ void Oracle::DaemonGone() {
   mapped_.clear();
   for (auto& run : runs_) {
     run.second.begun.clear();
-    // What a save of another model sets aside is on the disk a moment after its commit.
+    // The checkpoints that a save of another model sets aside are recorded on disk only after its commit.
     run.second.retained_through = 0;
     run.second.other_models.clear();
   }
@@ -145,7 +145,7 @@ void Oracle::Joined(int run, int64_t attempt, int rank, const std::string& proce
     Violated(absl::StrCat(process, " becomes rank ", rank, " of attempt ", attempt, " of run ", run,
                           ", which ", before, " was before", other_acted ? ", and has acted" : ""));
   }
-  // The attempt begins again: what ranks of the launch before were told of its saves does not count, either.
+  // The attempt begins again: answers about its saves to ranks of an earlier launch do not count, either.
   const auto is_forgotten = [&](int told) {
     const auto joiner = r.joined.find({attempt, told});
     const bool by_earlier_daemon = joiner != r.joined.end() && joiner->second.second != daemon_;
@@ -172,7 +172,7 @@ void Oracle::Resumed(int run, int64_t attempt, int64_t sequence, const std::stri
   }
   // An attempt may resume from a second checkpoint only in place of a damaged one.
   r.resumed[attempt].insert(sequence);
-  // The ledger knows that a rank could not go on until the attempt decides on another checkpoint.
+  // The ledger remembers that a rank could not go on until the attempt decides on another checkpoint.
   if (const auto other = r.other_models.find(attempt);
       other != r.other_models.end() && other->second != sequence)
     r.other_models.erase(other);

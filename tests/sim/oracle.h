@@ -1,5 +1,5 @@
-// Checks the promises from what went over the wire and what the disk did, without knowledge of the engine's
-// state. The oracle keeps the first violation, which ends the case.
+// Checks the promises from the requests and answers of clients and the changes of the disk, without knowledge
+// of the engine's state. The oracle keeps the first violation, which ends the case.
 #ifndef CKPTD_TESTS_SIM_ORACLE_H_
 #define CKPTD_TESTS_SIM_ORACLE_H_
 
@@ -72,11 +72,12 @@ class Oracle {
     RequestSent(run, attempt);
   }
   void ToldFenced(int run, int64_t attempt);
-  // A daemon has made the process a rank of the attempt. A process that was this rank with an earlier daemon,
-  // and of which no Begin or Resume took effect, is in no record: saves never began for it. What it was told
-  // of them says nothing of the saves of the new process, which may have the same names.
+  // A daemon has made the process a rank of the attempt. If an earlier daemon had made another process this
+  // rank, and no Begin or Resume of that process took effect, no record has that process, and no save began
+  // for it. Answers to it then prove nothing about the saves of the new process, which may have the same
+  // names.
   void Joined(int run, int64_t attempt, int rank, const std::string& process);
-  // A Begin or Resume of the process took effect: nobody else becomes this rank of the attempt.
+  // A Begin or Resume of the process took effect: no other process becomes this rank of the attempt.
   void Acted(int run, int64_t attempt, int rank, const std::string& process) {
     runs_[run].acting.try_emplace({attempt, rank}, process);
   }
@@ -99,7 +100,7 @@ class Oracle {
     if (!waits_for_scan) found_.push_back({run, tag, sequence});
   }
   std::vector<FoundDamage> TakeFoundDamage() { return std::exchange(found_, {}); }
-  // The engine marked the checkpoint as damaged. A violation unless somebody reported damage.
+  // The engine marked the checkpoint as damaged. A violation unless a rank or a read reported damage.
   void MarkedDamaged(int run, int64_t sequence);
 
   // ---- Saves
@@ -111,7 +112,7 @@ class Oracle {
   void SealOk(const SaveName& save, int rank, const FenceState& before, bool repeated, v1::Level level);
   // A rank seals the save as suspect.
   void Suspected(const SaveName& save) { saves_[save].suspect = true; }
-  // A fault hit the save, or somebody aborted it: it need not be committed.
+  // A fault hit the save, or a rank aborted it: it need not be committed.
   void Excuse(const SaveName& save);
   void Excuse(int run, int64_t sequence) { excused_.emplace(run, sequence); }
   void OutcomeReported(const SaveName& save, int rank, v1::Level level, const std::string& reason,
@@ -122,12 +123,13 @@ class Oracle {
   void PartOnDisk(const SaveName& save, int rank, const Contents& contents);
   void Published(int run, const storage::v1::ManifestSummary& summary,
                  const std::map<int, Contents>& contents);
-  // A checkpoint of another program was adopted. `beside`: what was committed when its sequence was chosen.
+  // A checkpoint of another program was adopted. `beside`: the committed checkpoints when its sequence was
+  // chosen.
   void Adopted(int run, const storage::v1::ManifestSummary& summary, const Contents& contents,
                const std::vector<storage::v1::ManifestSummary>& beside);
-  // Somebody has moved a checkpoint of another root in. The next commit finds it.
+  // A checkpoint of another root was moved in. The next commit finds it.
   void MovedIn(int run, const storage::v1::ManifestSummary& summary);
-  // A checkpoint of an attempt with this number.
+  // Whether a checkpoint of an attempt with this number was moved in.
   bool WasMovedIn(int run, int64_t attempt) { return runs_[run].moved_in_attempts.contains(attempt); }
   // An attempt cannot resume from this checkpoint, and goes on with a state of its own.
   void HasAnotherModel(int run, int64_t attempt, int64_t sequence) {
@@ -168,13 +170,13 @@ class Oracle {
     // Processes, by attempt and rank; with the number of the daemon that has let them join last.
     std::map<std::pair<int64_t, int>, std::pair<std::string, int64_t>> joined;
     std::map<std::pair<int64_t, int>, std::string> acting;
-    int takeovers = 0;  // Joins with takeover whose attempt, which may act already, is not known yet.
+    int takeovers = 0;  // Joins with takeover without an answer; their attempts may act already.
     int64_t latest = 0;
     std::map<std::string, int64_t> newest_of_tag;  // Published, with the highest sequence of the tag.
     int64_t newest_reported = 0;                   // Newest sequence that was reported as COMMITTED.
     std::map<int64_t, int64_t> resume_at_least;
-    std::map<int64_t, std::set<int64_t>> resumed;  // Attempt -> what its ranks were told to resume from,
-    std::map<int64_t, int64_t> agreed;             // and what they agreed on.
+    std::map<int64_t, std::set<int64_t>> resumed;  // Attempt -> the checkpoints that its ranks resume from,
+    std::map<int64_t, int64_t> agreed;             // and the one that they agreed on.
     std::set<int64_t> damaged;
     std::set<int64_t> published;
     std::set<int64_t> suspect;            // Published as suspect.
@@ -185,8 +187,8 @@ class Oracle {
     int64_t every_steps = 0;
     int64_t moved_in = 0, known_moved_in = 0;  // The highest sequences.
     std::set<int64_t> moved_in_attempts;
-    std::map<int64_t, int64_t> other_models;  // By attempt: what it could not resume from.
-    int64_t retained_through = 0;             // Of another model than what was saved since.
+    std::map<int64_t, int64_t> other_models;  // By attempt: the checkpoint that it could not resume from.
+    int64_t retained_through = 0;             // The checkpoints up to it have another model than later ones.
   };
   struct Save {
     int world_size = 0;
@@ -194,12 +196,14 @@ class Oracle {
     std::set<int> seal_ok;
     int64_t seal_daemon = 0;
     bool excused = false;
-    bool suspect = false;                 // A rank has sealed it as suspect.
-    std::optional<v1::Level> outcome;     // COMMITTED, or how the save failed.
-    std::set<int> told;                   // The ranks that were told the outcome.
-    int64_t published = 0;                // Sequence.
-    std::optional<int64_t> known_before;  // What was moved in and known when a rank first began it,
-    int64_t moved_in_before = 0;          // and what was moved in when it was published.
+    bool suspect = false;              // A rank has sealed it as suspect.
+    std::optional<v1::Level> outcome;  // COMMITTED, or how the save failed.
+    std::set<int> told;                // The ranks that were told the outcome.
+    int64_t published = 0;             // Sequence.
+    // The highest moved-in sequence that was known when a rank first began the save, and the highest that had
+    // been moved in when the save was published.
+    std::optional<int64_t> known_before;
+    int64_t moved_in_before = 0;
   };
   struct Owner {
     int64_t session = 0;
@@ -222,7 +226,7 @@ class Oracle {
   std::map<int64_t, Use> uses_;
   std::vector<FoundDamage> found_;
   int64_t next_use_ = 1;
-  // Parts whose memory was lent again before their save ended: nobody may read it any more.
+  // Parts whose memory was lent again before their save ended: no reader may get it any more.
   std::map<std::tuple<int, int64_t, int>, std::pair<std::string, int64_t>>
       lent_early_;  // Run, sequence, rank.
   std::set<std::pair<int, int64_t>> ended_, may_be_reported_lost_;

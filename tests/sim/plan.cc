@@ -24,12 +24,13 @@ constexpr const char* kNames[kOperationKinds] = {
 // PlanOf.
 constexpr int kChosenKinds = static_cast<int>(OperationKind::kAdopt) + 1;
 
-// Random streams of what came later, so that the histories of other seeds stay as they were.
+// Random streams of features that were added later, so that the histories of other seeds stay the same.
 constexpr uint64_t kChangesStream = 11, kModelsStream = 12;
 
 bool ByTime(const Operation& a, const Operation& b) { return a.at < b.at; }
 
-// What other programs do in a root. An admitted save has its room reserved, so only on large disks.
+// Changes that other programs make in a root. Only on large disks, because an admitted save has its room
+// reserved.
 void AddChangesOfOthers(Plan* plan) {
   Random models(Mix(plan->seed, kModelsStream));
   plan->models = models.Percent(15);
@@ -171,7 +172,7 @@ Plan PlanOf(uint64_t seed) {
     plan.small_disk = plan.short_timeouts = plan.overlap = false;
     plan.disk_bytes = int64_t{1} << 40;
   }
-  // Only where the disk has room for what is kept.
+  // Only where the disk has room for the kept checkpoints.
   if (plan.kept && !plan.small_disk && random.Percent(40)) plan.every_steps = random.Between(2, 8);
   if (random.Percent(30)) plan.suspect = static_cast<int>(random.Between(5, 60));
   if (random.Percent(50)) {

@@ -39,9 +39,9 @@ enum class OperationKind {
   kForeign,     // Another program completes a checkpoint in the root, or overwrites one.
   kAdopt,
   kUndelete,
-  kMoveIn,      // Somebody moves a checkpoint of another root in.
-  kPutBack,     // Somebody puts a copy of a checkpoint back that was evicted.
-  kRemoveOurs,  // Somebody removes the directory .ckptd of an open root.
+  kMoveIn,      // A checkpoint of another root is moved in.
+  kPutBack,     // A copy of an evicted checkpoint is put back.
+  kRemoveOurs,  // The directory .ckptd of an open root is removed.
 };
 inline constexpr int kOperationKinds = static_cast<int>(OperationKind::kRemoveOurs) + 1;
 
@@ -57,13 +57,13 @@ struct Plan {
   int runs = 1;         // Roots of well-behaved jobs.
   bool shared = false;  // All roots are on one file system.
   bool users = false;   // Each run belongs to a different user.
-  // One more user, with two roots, who takes all resources it can get and returns none.
+  // One more user, with two roots, takes all resources that it can get, and returns none.
   bool hostile = false;
   int segments = 8;
   int64_t disk_bytes = 0;
   std::optional<int> kept;
   int suspect = 0;          // Percentage of parts that a rank calls suspect.
-  int64_t every_steps = 0;  // Checkpoints whose step is a multiple of it are kept besides; 0: none are.
+  int64_t every_steps = 0;  // Checkpoints whose step is a multiple of it are kept, too; 0: none.
   Duration grace{};         // Of the trash.
   DiskFaults faults;
   bool growing = false, skip = false, supersede = false, resaves = false, grpc_only = false, overlap = false;

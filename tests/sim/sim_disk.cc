@@ -1,4 +1,4 @@
-// SimDisk: what is on the disk, how it changes, and what a scan finds.
+// SimDisk: the content of the disk, its changes, and scans.
 #include "tests/sim/sim_disk.h"
 
 #include <algorithm>
@@ -90,7 +90,7 @@ bool SimDisk::MoveIn(const SimDisk& from) {
   int64_t highest = record_.last_sequence();
   for (const auto& [tag, generation] : tags_) highest = std::max(highest, generation.summary.sequence());
   for (const auto& dir : inflight_) highest = std::max(highest, dir.second.sequence);
-  constexpr int64_t kAbove = 500;  // What is given until somebody finds it.
+  constexpr int64_t kAbove = 500;  // More sequences than are given before a scan finds it.
   Generation moved = *newest;
   moved.pinned = false;
   moved.damage.reset();
@@ -111,7 +111,7 @@ bool SimDisk::MoveIn(const SimDisk& from) {
   return true;
 }
 
-// Not what is in the trash still, where the daemon may bring it back.
+// Leaves out checkpoints that are still in the trash, from which the daemon may bring them back.
 bool SimDisk::PutBack(uint64_t which) {
   std::vector<const Generation*> free;
   for (const Generation& evicted : evicted_) {
@@ -128,7 +128,7 @@ bool SimDisk::PutBack(uint64_t which) {
   return true;
 }
 
-// The daemon makes it again, with what it knows of the run, before its next change.
+// The daemon makes .ckptd again, with the run's state that it remembers, before its next change.
 bool SimDisk::RemoveOurs() {
   const bool has_something = !inflight_.empty() || !trash_.empty();
   for (const auto& dir : inflight_) {

@@ -82,13 +82,14 @@ class SimDisk {
   bool MayGiveRoom(int64_t but_sequence) const;
   // Damages a file of a committed checkpoint: every later read finds a wrong checksum.
   void DamageFile(uint64_t which);
-  // Another program completes or overwrites a checkpoint at this time. No-op if the tag is one of ours.
+  // Another program completes or overwrites a checkpoint at this time. No-op if the tag is one of ckptd's.
   void AddForeign(const std::string& tag, int64_t done_us);
   bool IsForeign(const std::string& tag) const { return foreign_.contains(tag); }
   std::vector<std::string> ForeignTags() const;
-  // What others do in the root. Moves a copy of the newest checkpoint of `from` in, newer than all here,
-  // under a tag of its own; puts a checkpoint that was evicted back; removes .ckptd, which has what is in
-  // flight and the trash. False: there is nothing to do that with.
+  // Changes by other programs in the root. MoveIn moves a copy of the newest checkpoint of `from` in, newer
+  // than all checkpoints here, under a tag of its own. PutBack puts back a checkpoint that was evicted.
+  // RemoveOurs removes .ckptd, with the saves in flight and the trash. False: there is no such checkpoint or
+  // content.
   bool MoveIn(const SimDisk& from);
   bool PutBack(uint64_t which);
   bool RemoveOurs();
@@ -161,8 +162,8 @@ class SimDisk {
   int64_t opened_ = 0;
   int64_t moved_in_ = 0;             // Counts them.
   std::vector<Generation> evicted_;  // For PutBack.
-  std::set<int64_t> lost_;           // The living daemon's numbers of saves that went with .ckptd.
-  std::set<std::string> unseen_;     // Tags that others have made, and no scan has found.
+  std::set<int64_t> lost_;           // The living daemon's numbers of saves that were removed with .ckptd.
+  std::set<std::string> unseen_;     // Tags that other programs have made, and no scan has found.
   std::vector<TrashEntry> trash_;
   storage::v1::RunRecord record_;
 };
@@ -239,8 +240,8 @@ class SimRootIo : public RootIo {
   void EndWrite(std::shared_ptr<Write> write);
   void EmptyStep(TrashTerms terms, Callback<absl::StatusOr<TrashLeft>> done);
   absl::Status Writable() const;
-  // Meanwhile the engine does not know what is where: it marks no damage, and may ask for a tag that is
-  // taken.
+  // Until a scan the engine does not know the state of the disk: it marks no damage, and may ask for a tag
+  // that is taken.
   bool WaitsForScan() const { return latched_ || scans_ > 0; }
   bool Hits(int percent) { return disk_->Hits(percent); }
 
@@ -249,7 +250,7 @@ class SimRootIo : public RootIo {
   std::set<std::shared_ptr<Write>> writes_;
   std::set<int64_t> read_uses_;
   std::map<std::string, std::vector<storage::v1::ManifestSummary>>
-      beside_;  // What was committed when the survey read it.
+      beside_;  // The committed checkpoints when the survey read it.
   bool latched_ = false;
   int scans_ = 0;  // Under way.
   const std::shared_ptr<std::multiset<int64_t>> readers_ = std::make_shared<std::multiset<int64_t>>();

@@ -53,7 +53,7 @@ TEST(SimulationTest, KeepsEveryPromiseForEverySeed) {
   }
 }
 
-// Each broke a promise before it was mended, or a rule of the oracle was wrong.
+// Each seed once broke a promise, or showed a wrong rule of the oracle, before that was mended.
 TEST(SimulationTest, KeepsEveryPromiseForSeedsThatFailedOnce) {
   for (const uint64_t seed :
        {uint64_t{984}, uint64_t{242547348640118}, uint64_t{1336030266085738}, uint64_t{1640427935280838},

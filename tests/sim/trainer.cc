@@ -105,7 +105,7 @@ void Trainer::Join() {
   request.set_launch_id(launch_->id);
   request.set_process(instance_);
   request.set_job(launch_->id);
-  // Else it waits for the other launch's end.
+  // Otherwise it waits for the end of the other launch.
   request.set_takeover((launch_->seed % 4 != 0 && !launch_->other_model) || world_.ending());
   for (const SavingPtr& saving : savings_) {
     if (!saving->seal_ok || saving->daemon == daemon_) continue;
@@ -134,7 +134,7 @@ void Trainer::Join() {
               return Later(milliseconds(100), &Trainer::Join);
             }
             if (attempt_ != 0 && attempt_ != answer->attempt() && !acted_) {
-              savings_.clear();  // The killed daemon had not recorded the attempt: nothing was done in it.
+              savings_.clear();  // The killed daemon had not recorded the attempt, so no save of it began.
               saves_ = 0;
             } else if (attempt_ != 0 && attempt_ != answer->attempt()) {
               world_.oracle().Violated(
@@ -192,7 +192,7 @@ void Trainer::Resume() {
         resuming_ = false;
         if (!answer.ok()) {
           const std::string reason = ReasonOf(answer.status());
-          // Every checkpoint is damaged: somebody decides to start from nothing.
+          // Every checkpoint is damaged: an operator decides to start from nothing.
           if (reason == "CHECKPOINT_DAMAGED") {
             world_.Count("resume of damaged ones alone");
             launch_->from_nothing.insert(attempt_);
@@ -209,17 +209,18 @@ void Trainer::Resume() {
             world_.Count("resume fenced");
             return Kill();
           }
-          // The rank had reported that it has read its part, and the others have agreed since: the process
+          // The rank had reported that it has read its part, and the ranks have agreed since: the process
           // ends.
           if (reason == "NO_CHECKPOINT" && finishing_ != 0) return Kill();
-          // What others of its attempt, which began from nothing, have committed has pushed it out.
+          // Other ranks of its attempt began from nothing, and retention removed the checkpoint for their
+          // saves.
           if (reason == "NO_CHECKPOINT" && launch_->from_nothing.contains(attempt_)) return Kill();
           if (reason == "NO_CHECKPOINT" && asks_again_) {  // The attempt has committed since.
             resumed_ = true;
             return NextSave();
           }
-          // For a daemon that starts, its attempt has saved what was moved in from another run, where an
-          // attempt had its number: design.md.
+          // A checkpoint was moved in from another run, where an attempt had the same number. A daemon that
+          // starts takes it for a save of this attempt: design.md.
           if (reason == "NO_CHECKPOINT" && world_.oracle().WasMovedIn(launch_->run, attempt_)) return Kill();
           if (reason == "NO_CHECKPOINT") {
             world_.oracle().Violated(
@@ -284,7 +285,7 @@ void Trainer::FinishResume(int64_t sequence) {
                                : ""),
           [this, sequence, damaged, fails, has_other_model](absl::StatusOr<v1::FinishResumeResponse> answer) {
             const std::string reason = ReasonOf(answer.status());
-            // That all ranks have read their parts may be on the disk all the same.
+            // The disk may have the record that all ranks have read their parts all the same.
             if (reason == "IO_ERROR" || reason == "NO_SPACE")
               return Later(milliseconds(200), &Trainer::FinishResume, sequence);
             finishing_ = 0;

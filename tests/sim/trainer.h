@@ -31,7 +31,7 @@ class Trainer : public std::enable_shared_from_this<Trainer> {
   int rank() const { return rank_; }
   bool dead() const { return dead_; }
   SessionId session() const { return session_; }
-  // True if no request is in progress and nothing is awaited.
+  // True if no request is in progress and the trainer waits for nothing.
   bool idle() const;
   std::string ToString() const;
 
@@ -83,7 +83,7 @@ class Trainer : public std::enable_shared_from_this<Trainer> {
     int64_t sequence = 0;
     std::vector<LocatedPart> parts;
   };
-  // What the process maps for as long as it wants, whatever happens to its lease, its session and its daemon.
+  // Memory that the process maps for as long as it wants, even after the end of its lease, session or daemon.
   struct Mapped {
     SessionId session;
     int64_t daemon;

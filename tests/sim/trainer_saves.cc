@@ -205,7 +205,7 @@ void Trainer::Begin(SavingPtr saving) {
             if (saving->phase != Phase::kBegin) return;  // The answer to a repeated Begin.
             saving->outstanding = false;
             if (!answer.ok()) return HandleRefusal(saving, answer.status(), before);
-            // What is skipped because the file system does not answer has not let the attempt act.
+            // A save that is skipped because the file system does not answer has not activated the attempt.
             if (answer->level() != v1::SKIPPED) {
               world_.oracle().RequestTookEffect(launch_->run, attempt_, before, "Begin");
               acted_ = true;
@@ -274,8 +274,8 @@ void Trainer::Extend(SavingPtr saving) {
                               }));
 }
 
-// Copies file by file. The copy continues whatever happens to the save meanwhile, as in a process that has
-// not been told yet.
+// Copies file by file. The copy continues even if the save ends meanwhile, as in a process that was not told
+// yet.
 void Trainer::Copy(SavingPtr saving) {
   saving->outstanding = true;
   saving->contents.clear();
@@ -328,8 +328,8 @@ void Trainer::CopyFile(const SavingPtr& saving, const std::string& path) {
   WriteMarks(runs, marks);
   saving->contents[path] = Digest(marks);
   if (write == 0) return;
-  // The stream stays open for a while. Until then nobody may take this memory away without telling the
-  // stream.
+  // The stream stays open for a while. Until its end the daemon may not take this memory away without ending
+  // the stream.
   *use = world_.oracle().BeginUse({runs.begin(), runs.end()});
   ++saving->copies;
   world_.schedule().After(random_.Spread(microseconds(10), milliseconds(100)),
@@ -357,7 +357,7 @@ void Trainer::Seal(SavingPtr saving) {
     spec.set_size_bytes(file.size);
     contents[file.path] = saving->contents.at(file.path);
   }
-  // A retry says the same.
+  // A retry repeats this choice.
   if (Random(Mix(Mix(saving->name.ToString()), static_cast<uint64_t>(rank_)))
           .Percent(world_.plan().suspect)) {
     request.set_suspect("as planned");

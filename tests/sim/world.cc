@@ -25,7 +25,7 @@ constexpr int64_t kMaxSteps = 2'000'000;  // Per case.
 
 }  // namespace
 
-// Answers at the time that the clock gives. Its segments have no pages until somebody writes to them.
+// Answers by the simulated clock. Its segments have no pages until they are written to.
 class World::SimPopulator : public Populator {
  public:
   SimPopulator(World* world, int64_t segment_bytes, Made made)
@@ -133,7 +133,7 @@ void World::KillDaemon(Duration pause, bool locked) {
   Count("restart");
   ++daemon_;  // From here on no reply is due.
   run_names_.clear();
-  oracle_.AllLeasesEnded();  // In the engine's last moment the disk may be emptying trash.
+  oracle_.AllLeasesEnded();  // While the engine is destroyed, the disk may be emptying trash.
   engine_.reset();
   pool_.reset();
   prefetched_.clear();

@@ -133,7 +133,7 @@ class World : public EngineObserver {
   std::vector<std::shared_ptr<Trainer>> trainers_;
   std::map<int64_t, Pending> pending_;  // Replies that are due.
   int64_t next_pending_ = 0;
-  // Segments freed too early: kept, so that the violation can be reported.
+  // Segments that were freed too early, which stay until the violation is reported.
   std::vector<SegmentMemory> graveyard_;
   std::set<std::pair<int, int64_t>> prefetched_;  // Run, sequence; prefetched by this daemon.
   std::vector<std::pair<int, v1::Checkpoint>> reported_resident_;  // As reported in this step.

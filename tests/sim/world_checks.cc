@@ -1,4 +1,4 @@
-// What must hold after each step of a case.
+// Checks after each step of a case.
 #include <algorithm>
 #include <map>
 #include <utility>
@@ -65,8 +65,8 @@ void World::CheckNotStarved(int run, const v1::Checkpoint& ended) {
   const bool waited =
       reason == "ADMISSION_TIMEOUT" && ended.error().message().find("file system") == std::string::npos;
   if (!waited && reason != "OVER_SHARE") return;
-  // Saves of a run take turns, and wait for their file system first. One whose turn has just come has had no
-  // time to get its share.
+  // Saves of a run take turns, and wait for their file system first. A save whose turn has just come has had
+  // no time to get its share.
   const Instant turn = std::max(last_end, disks_[run]->hangs_until());
   if (waited && schedule_.clock().Now() - turn < 2 * kOverShareGrace) return Count("waited for its turn");
   // An upper bound of what the user holds: saves in flight, two that have just ended, and checkpoints being
@@ -165,7 +165,7 @@ bool World::IsIdle() {
   for (const v1::Run& run : status.runs()) {
     if (!run.in_flight().empty() || run.read_only() || run.trash_bytes() > 0) return false;
   }
-  // A mapped copy is in use as a whole, also its memory that no file occupies.
+  // A mapped copy is in use as a whole, including memory that no file occupies.
   const int64_t used = pool_->usage().used_bytes, mapped = MappedBytes();
   return mapped == 0 ? used == 0 : used >= mapped;
 }

@@ -1,4 +1,4 @@
-// The operations of a plan: launches, kills, and what operators, readers and other programs do.
+// The operations of a plan: launches, kills, and actions of operators, readers and other programs.
 #include <algorithm>
 #include <utility>
 
@@ -141,7 +141,7 @@ void World::Prefetch(int run, const std::string& name, bool then_open, uint64_t 
                              }));
 }
 
-// Brings one of the trashed checkpoints back. What is answered must be true on disk and in the catalog.
+// Brings one of the trashed checkpoints back. The answer must be true on disk and in the catalog.
 void World::Undelete(int run, const std::string& run_name, uint64_t which) {
   v1::ListTrashRequest request;
   request.set_run(run_name);

@@ -18,13 +18,13 @@ using std::chrono::seconds;
 constexpr int64_t kSegment = 2 << 20;
 constexpr Duration kTick = milliseconds(50);
 constexpr Duration kReleaseTimeout = seconds(2);  // As the daemon's.
-constexpr Duration kLongestTry = seconds(2);      // Of a call to etcd: then it is made anew.
+constexpr Duration kLongestTry = seconds(2);      // Of a call to etcd: then the call is repeated.
 constexpr Duration kDrainTimeout = seconds(20);
 constexpr char kClusterPrefix[] = "/ckptd/";
 
 }  // namespace
 
-// Its segments have no pages until somebody writes to them.
+// Its segments have no pages until they are written to.
 class Node::SimPopulator : public Populator {
  public:
   SimPopulator(Node* node, int64_t segment_bytes, Made made)

@@ -1,5 +1,5 @@
-// One node of the simulation: its daemon is the real engine with its pool, registered in the simulated etcd,
-// and what daemon/runtime makes of the two.
+// One node of the simulation. Its daemon is the real engine with its pool, registered in the simulated etcd,
+// and connected as daemon/runtime connects the two.
 #ifndef CKPTD_TESTS_SIM_NODES_NODE_H_
 #define CKPTD_TESTS_SIM_NODES_NODE_H_
 
@@ -51,22 +51,22 @@ class Node : public EngineObserver {
   SessionId NewSession() { return ++sessions_; }
   RootAttachment Attachment();
 
-  // ---- what happens to it
+  // ---- faults and operations
   void Start();
   void Kill();
-  // An orderly stop, as of the service: it drains, and gives up what it decides for others and its name.
+  // An orderly stop, as of the service: the daemon drains, and gives up its leadership and its name.
   void Stop();
   void BeginPause();
   void EndPause();
   void CutOff(bool cut);  // From etcd.
-  // As a run asks for that cannot go on.
+  // As by a run that cannot go on.
   void RegisterAnew();
   bool holds_registration() const { return membership_ != nullptr && membership_->identity() != nullptr; }
-  // Whether it is cut off from etcd, or was until a moment ago, and may not have heard what other nodes have
-  // decided since.
+  // Whether the node is cut off from etcd, or was until a moment ago, and may not know recent decisions of
+  // other nodes.
   bool may_not_have_heard() const;
 
-  // Runs it with the engine when the daemon is not paused; never if the daemon ends before that.
+  // Runs `call` with the engine when the daemon is not paused; never if the daemon ends before that.
   void Call(absl::AnyInvocable<void(Engine&)> call);
   // A reply that this daemon must call exactly once while it lives.
   template <typename T>
@@ -77,9 +77,9 @@ class Node : public EngineObserver {
   v1::Status Status();
   // As `ckptctl resolve`.
   void Resolve(const std::string& tag, bool is_checkpoint);
-  // The tags of the checkpoints that nothing keeps, and that retention has not removed.
+  // Finds the tags of the checkpoints that nothing keeps, and that retention has not removed.
   void FindUnkept(std::function<void(std::string tags)> found);
-  // Whether it shows the checkpoint.
+  // Whether the node lists the checkpoint.
   bool Lists(const std::string& tag, int64_t sequence);
 
   // ---- EngineObserver
@@ -113,14 +113,14 @@ class Node : public EngineObserver {
   sim::Random random_;
   bool stopping_ = false;
   bool cut_off_ = false;
-  Instant reached_at_{};  // When it was cut off no longer.
+  Instant reached_at_{};  // When it was last reconnected to etcd.
   int64_t daemon_ = 0;
   SessionId sessions_ = 0;
   std::vector<std::string> state_directory_;  // Incarnations that etcd may know the node by.
   int incarnations_ = 0;
   bool knows_root_ = false;
 
-  // Of the daemon that lives.
+  // Of the living daemon.
   Pause pause_;
   std::unique_ptr<SimulatedEtcd::Client> client_;
   std::unique_ptr<PausableEtcd> etcd_;
@@ -134,7 +134,7 @@ class Node : public EngineObserver {
   std::string run_name_;
   std::map<int64_t, std::string> pending_;  // Replies that are due.
   int64_t next_pending_ = 0;
-  std::optional<CallbackScope> scope_{std::in_place};  // Of the daemon that runs; ended once it has ended.
+  std::optional<CallbackScope> scope_{std::in_place};  // Of the living daemon; ended once it has ended.
 };
 
 // ---- templates

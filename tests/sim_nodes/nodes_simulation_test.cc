@@ -59,7 +59,7 @@ TEST(NodesSimulationTest, KeepsEveryPromiseForEverySeed) {
   }
 }
 
-// Each broke a promise before it was mended; see docs/found_bugs.md.
+// Each seed broke a promise before that was mended; see docs/found_bugs.md.
 TEST(NodesSimulationTest, KeepsEveryPromiseForSeedsThatFailedOnce) {
   const std::vector<uint64_t> seeds = {637,
                                        648,

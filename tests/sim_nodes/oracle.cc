@@ -7,7 +7,7 @@
 namespace ckptd::sim_nodes {
 namespace {
 
-// Reasons with which a save does not end once ranks have heard SEALED: it needs no trainer any more.
+// Reasons with which a save does not end once ranks were told SEALED: it needs no trainer any more.
 bool NeedsTrainers(const std::string& reason) {
   return reason == "FENCED" || reason == "SESSION_LOST" || reason == "RANKS_MISSING" ||
          reason == "SUPERSEDED" || reason == "ADMISSION_TIMEOUT" || reason == "SKIPPED";
@@ -24,7 +24,7 @@ std::string NameOf(const SaveId& save) {
   return absl::StrCat("attempt ", save.attempt, " ", save.tag, "#", save.ordinal);
 }
 
-// ---- etcd taken back
+// ---- restores of etcd
 
 int64_t Oracle::IdOf(int64_t attempt) const {
   for (auto restore = restores_.rbegin(); restore != restores_.rend(); ++restore) {
@@ -33,12 +33,12 @@ int64_t Oracle::IdOf(int64_t attempt) const {
   return attempt;
 }
 
-// What etcd has forgotten may come otherwise: a save that had failed may be published, and one that was to
-// replace another one may not be. No checkpoint is lost by that.
+// Decisions that etcd has lost may be made differently: a save that had failed may be published, and a save
+// that was to replace a checkpoint may not be. No checkpoint is lost by that.
 void Oracle::EtcdRestored(int64_t newest, int64_t last, const std::set<int64_t>& known_damaged) {
   Fault();
   const int64_t raised = std::max(IdOf(newest), std::max(acted_, asked_)) - last;
-  acted_ = std::min(acted_, IdOf(last));  // New processes may join what was the newest attempt of the backup.
+  acted_ = std::min(acted_, IdOf(last));  // New processes may join the newest attempt of the backup.
   std::erase_if(restores_, [last](const auto& restore) { return restore.first >= last; });
   restores_.emplace_back(last, raised);
   for (auto& [id, save] : saves_) {
@@ -82,7 +82,7 @@ void Oracle::Resumed(int64_t attempt, int64_t sequence, const std::string& tag,
     Violated(absl::StrCat("attempt ", attempt, " resumes from ", tag,
                           ", which is suspect, and has not asked for that"));
   }
-  // Only damage takes a decision back.
+  // A decision is withdrawn only because of damage.
   std::set<int64_t>& told = resumed_[attempt];
   told.insert(sequence);
   std::set<int64_t> whole = told;
@@ -95,7 +95,7 @@ void Oracle::Resumed(int64_t attempt, int64_t sequence, const std::string& tag,
     Violated(absl::StrCat("attempt ", attempt, " resumes from sequence ", sequence,
                           ", of which a rank had been told before that it is damaged"));
   }
-  // What was committed is not removed but for a newer one. That may be damaged.
+  // A committed checkpoint is removed only for a newer one, which may be damaged.
   const int64_t known = resume_at_least_[attempt];
   const bool may_be_gone = !damaged_.empty() || !lost_to_others_.empty();
   if (const int64_t newest = may_be_gone ? NewestWhole(known) : known; sequence < newest) {
@@ -190,7 +190,7 @@ void Oracle::Failed(const SaveId& id, const Save& save, const std::string& rank,
                                         " of the save of ", NameOf(id), ", which ");
   if (save.published != 0 && !IsOpenEnd(level, reason)) Violated(absl::StrCat(what, "was published"));
   if (save.told_sealed && NeedsTrainers(reason)) Violated(absl::StrCat(what, "all ranks had sealed"));
-  // Another program may have taken the tag long before, of which no node knew when the save began.
+  // Another program may have taken the tag long before, and no node knew that when the save began.
   const bool is_taken = reason == "TAG_FOREIGN" && taken_.contains(id.tag);
   const bool is_suspect = reason == "SUSPECT" && save.suspect;
   const bool is_aborted = reason == "SAVE_ABORTED";
@@ -256,7 +256,7 @@ void Oracle::Removed(const std::string& tag, int64_t sequence, const std::map<in
     if (read == sequence && holds_(lease.first))
       Violated(absl::StrCat(what, "while a rank on node ", lease.first, " reads it"));
   }
-  // A save of the same tag takes its place, a moment later.
+  // A save of the same tag replaces it, a moment later.
   for (const auto& [id, save] : saves_) {
     if (id.tag == tag && save.published == 0 && IsSealed(save) && save.begun > sequence &&
         (!save.suspect || suspect_.contains(sequence))) {
@@ -284,7 +284,7 @@ void Oracle::LeasesLost(int node) {
 
 void Oracle::Latest(const std::string& daemon, int64_t sequence) {
   int64_t& latest = latest_[daemon];
-  // It may have been replaced by one that is damaged by now.
+  // It may have been replaced by a checkpoint that is damaged by now.
   const bool is_damaged = damaged_.lower_bound(latest) != damaged_.end();
   if (sequence < latest && !is_damaged && !lost_to_others_.contains(latest))
     Violated(absl::StrCat("latest of ", daemon, " went back from sequence ", latest, " to ", sequence));

@@ -36,8 +36,8 @@ constexpr const char* kNames[kOperationKinds] = {"launch",
                                                  "put back",
                                                  "abort"};
 
-// Random streams of what came later, so that the histories of other seeds stay as they were. They leave out
-// the seeds that have failed once (nodes_simulation_test.cc).
+// Random streams of features that were added later, so that the histories of other seeds stay the same. They
+// leave out the seeds that have failed once (nodes_simulation_test.cc).
 constexpr uint64_t kDamageStream = 21, kReadersStream = 50, kFollowedDamageStream = 809, kConflictStream = 70,
                    kFullStream = 909, kRegisterAnewStream = 1091, kHangNodeStream = 1261,
                    kSuspectStream = 2603, kRestoreStream = 1653, kPutBackStream = 1703,
@@ -53,13 +53,13 @@ void AddReaders(Plan* plan) {
   }
 }
 
-// Saves whose parts make no checkpoint.
+// Adds saves whose parts make no checkpoint.
 void AddConflicts(Plan* plan) {
   sim::Random random(sim::Mix(plan->seed, kConflictStream));
   if (random.Percent(20)) plan->disk.conflict = static_cast<int>(random.Between(1, 30));
 }
 
-// Times in which etcd takes no writes.
+// Adds times in which etcd takes no writes.
 void AddFull(Plan* plan) {
   sim::Random random(sim::Mix(plan->seed, kFullStream));
   if (!random.Percent(15)) return;
@@ -69,7 +69,7 @@ void AddFull(Plan* plan) {
   }
 }
 
-// Times at which a run cannot go on under the registration of its node.
+// Adds times at which a run cannot go on under the registration of its node.
 void AddRegistrations(Plan* plan) {
   sim::Random random(sim::Mix(plan->seed, kRegisterAnewStream));
   if (!random.Percent(20)) return;
@@ -79,7 +79,7 @@ void AddRegistrations(Plan* plan) {
   }
 }
 
-// Times in which the file system of one node hangs for so long that a coordinator may stand aside.
+// Adds times in which the file system of one node hangs for so long that a coordinator may step down.
 void AddNodeHangs(Plan* plan) {
   sim::Random random(sim::Mix(plan->seed, kHangNodeStream));
   if (!random.Percent(20)) return;
@@ -95,7 +95,7 @@ void AddSuspects(Plan* plan) {
   if (random.Percent(25)) plan->suspect = static_cast<int>(random.Between(3, 50));
 }
 
-// A launch follows each, as soon as the daemons may live again, or later.
+// Adds restores of etcd. A launch follows each, as soon as the daemons may live again, or later.
 void AddRestores(Plan* plan) {
   sim::Random random(sim::Mix(plan->seed, kRestoreStream));
   if (!random.Percent(20)) return;
@@ -108,7 +108,8 @@ void AddRestores(Plan* plan) {
   }
 }
 
-// A coordinator that begins meanwhile finds what earlier ones have decided.
+// Adds checkpoints that are put back. A coordinator that begins meanwhile finds the decisions of earlier
+// ones.
 void AddPutBacks(Plan* plan) {
   sim::Random random(sim::Mix(plan->seed, kPutBackStream));
   if (!random.Percent(20)) return;
@@ -136,8 +137,8 @@ void AddPointers(Plan* plan) {
   plan->pointers = plan->resaves = true;
 }
 
-// So many launches follow each change of bytes, to read them, or on nodes that may not have heard what others
-// have found.
+// Adds changes of bytes. `fewest` to `most` launches follow each, to read them, or on nodes that may not know
+// yet that other nodes have found the damage.
 void AddDamage(Plan* plan, sim::Random& random, int64_t fewest, int64_t most) {
   plan->damage = true;
   for (int64_t i = random.Between(1, 4); i > 0; --i) {
@@ -150,7 +151,7 @@ void AddDamage(Plan* plan, sim::Random& random, int64_t fewest, int64_t most) {
                                   random.Next()});
     }
   }
-  // What keeps a checkpoint for a reader ends with the registration of its node, long before the reader does.
+  // The reader key of a checkpoint ends with the registration of its node, long before the reader does.
   for (int64_t i = random.Below(4); i > 0; --i) {
     const Duration at(random.Below(plan->length.count()));
     const uint64_t time = 4 * static_cast<uint64_t>(random.Between(6'000, 30'000));
@@ -160,8 +161,8 @@ void AddDamage(Plan* plan, sim::Random& random, int64_t fewest, int64_t most) {
   }
 }
 
-// After all that a plan had before. A checkpoint that is damaged counts as kept until somebody finds that, so
-// with one kept nothing whole may be left.
+// Comes after all older features of a plan. A damaged checkpoint counts as kept until a reader finds the
+// damage, so if only one is kept, no whole checkpoint may be left.
 void AddDamage(Plan* plan) {
   sim::Random some(sim::Mix(plan->seed, kDamageStream)), more(sim::Mix(plan->seed, kFollowedDamageStream));
   if (plan->kept == 1) return;
@@ -224,7 +225,7 @@ Plan PlanOf(uint64_t seed) {
   plan.subsets = random.Percent(40);
   plan.skip = random.Percent(20);
   plan.short_timeouts = random.Percent(20);
-  // A third of the seeds has an etcd and a file system that only take their time.
+  // A third of the seeds has an etcd and a file system without faults, which are only slow.
   const auto some = [&random](int most) {
     return random.Percent(40) ? static_cast<int>(random.Between(1, most)) : 0;
   };

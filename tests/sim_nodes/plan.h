@@ -28,18 +28,18 @@ enum class OperationKind {
   kPauseCoordinator,
   kCutOff,  // A daemon from etcd.
   kChangeLeader,
-  kCompact,  // What watches have not read yet is gone.
+  kCompact,  // Of etcd: events that watches have not read yet are gone.
   kHang,     // The file system, for all nodes.
   kOpen,     // A rank reads a checkpoint.
   kForeign,  // Another program makes a directory at the tag of a save.
-  // Of seeds that are chosen for them (plan.cc).
+  // Only in seeds that are chosen for them (plan.cc).
   kRead,          // A rank reads a checkpoint that need not be the newest.
   kDamage,        // Bytes of the newest checkpoint change.
   kFull,          // etcd has used up its quota, until an operator makes room.
   kRegisterAnew,  // A daemon gives up a registration that is good.
   kHangNode,      // The file system of one node, mostly of the coordinator's.
   kRestoreEtcd,   // From a backup, while the job and all daemons are stopped.
-  kPutBack,       // Somebody puts a checkpoint back that was removed.
+  kPutBack,       // A checkpoint that was removed is put back.
   kAbort,         // A rank aborts a save.
 };
 inline constexpr int kSwarmKinds = static_cast<int>(OperationKind::kForeign) + 1;  // Of any seed.
@@ -65,7 +65,7 @@ struct Plan {
   bool skip = false;     // Some saves are skipped where there is no memory.
   bool short_timeouts = false;
   bool readers = false;   // Ranks read older checkpoints all the time.
-  bool damage = false;    // Ranks find what has changed in a checkpoint, and what they miss of one.
+  bool damage = false;    // Ranks find changed bytes and missing files of checkpoints.
   bool pointers = false;  // Most saves name a pointer, and some re-saves do not.
   int suspect = 0;        // Percentage of parts that a rank calls suspect.
   Duration length{};

@@ -126,8 +126,8 @@ void Rank::Join() {
       &Engine::JoinRun, "JoinRun", request, [this](const absl::StatusOr<v1::JoinRunResponse>& answer) {
         if (answer.ok()) return Joined(answer->attempt());
         const std::string reason = ReasonOf(answer.status());
-        // Another process has its rank, or a session that is about to end still has it; or parts of two
-        // launches live, whose other ranks have ended.
+        // Another process has its rank, or a session that is about to end still has it; or ranks of two
+        // launches live, and the other ranks of both have ended.
         if (reason == "FENCED" || reason == "WORLD_SIZE_MISMATCH" || reason == "LAUNCH_IDS_DIFFER" ||
             (reason == "RANK_TAKEN" && random_.Percent(20)))
           return Kill();
@@ -143,7 +143,8 @@ void Rank::Joined(int64_t ledger_attempt) {
   attempt_of_ledger_ = ledger_attempt;
   joined_ = true;
   for (const SavingPtr& saving : savings_) {
-    // What was begun with a daemon that has ended is asked for; what is lost is begun no more.
+    // The rank asks for the outcome of a save that it had begun with an earlier daemon, and does not begin a
+    // lost save again.
     saving->phase = saving->daemon == daemon_ && saving->phase != Phase::kWait ? saving->phase : Phase::kWait;
     ContinueLater(saving);
   }
@@ -176,7 +177,7 @@ void Rank::Resume() {
                             const std::string reason = ReasonOf(answer.status());
                             if (reason == "FENCED") return Fenced();
                             world_.Count(absl::StrCat("resume ", reason));
-                            // Other ranks of the attempt may have gone on, and have committed since.
+                            // Other ranks of the attempt may have gone on, and have committed a save since.
                             if (reason == "NO_CHECKPOINT") return Kill();
                             if (reason == "SUSPECT") allows_suspect_ = true;
                             Later(milliseconds(500), &Rank::Resume);
@@ -185,8 +186,7 @@ void Rank::Resume() {
 
 void Rank::Resumed(const v1::ResumeResponse& answer, const std::set<int64_t>& told_before) {
   const int64_t sequence = answer.checkpoint().sequence();
-  // What is agreed on stays so, also where no rank has heard of the agreement yet: its answer may have been
-  // lost.
+  // An agreement stays, even if no rank was told of it yet: the answer may have been lost.
   const std::set<int64_t> told =
       world_.HasAgreed(attempt_of_ledger_, sequence) ? std::set<int64_t>() : told_before;
   world_.oracle().Resumed(attempt_, sequence, answer.checkpoint().tag(), told, allows_suspect_);
@@ -247,7 +247,7 @@ void Rank::FinishResume(int64_t sequence) {
       });
 }
 
-// Some times; then the process ends, as one whose peers are gone does.
+// Retries some times. Then the process ends, as a process whose peers are gone does.
 void Rank::ResumeAgain() {
   if (++failed_resumes_ > kResumesBeforeItGivesUp) return Kill();
   Later(random_.Spread(milliseconds(1), seconds(1)), &Rank::Resume);

@@ -32,7 +32,7 @@ class Rank : public std::enable_shared_from_this<Rank> {
   const Launch& launch() const { return *launch_; }
   const Node& node() const { return node_; }
   bool dead() const { return dead_; }
-  // Nothing is asked for and nothing is awaited.
+  // Whether no request is in progress and the rank waits for nothing.
   bool idle() const;
   std::string ToString() const;
 
@@ -44,11 +44,11 @@ class Rank : public std::enable_shared_from_this<Rank> {
   void DaemonGone();
   // Opens a checkpoint, and closes it a while later.
   void Open(const std::string& tag);
-  // One of its saves, which it may not have begun yet; `which`: modulo their number.
+  // Aborts one of its saves, which it may not have begun yet; `which`: modulo their number.
   void Abort(uint64_t which);
   // Does one more save, the same on all ranks. `ordinal`: of its tag.
   void LastSave(int64_t ordinal);
-  // Its directory was not there.
+  // Whether the last save failed because its directory did not exist.
   bool last_save_had_no_directory() const { return last_save_had_no_directory_; }
   bool last_save_committed() const { return last_save_committed_; }
 
@@ -82,7 +82,8 @@ class Rank : public std::enable_shared_from_this<Rank> {
       if (!self->dead_ && self->connection_ == connection) ((*self).*then)(args...);
     });
   }
-  // Asks the daemon, and hears the answer unless the connection is another one by then.
+  // Sends a request to the daemon. `heard` runs with the answer, unless the connection is another one by
+  // then.
   template <typename Response, typename Request>
   void Ask(void (Engine::*call)(const Caller&, const Request&, Reply<Response>), const std::string& what,
            const Request& request, std::function<void(const absl::StatusOr<Response>&)> heard);
@@ -96,7 +97,7 @@ class Rank : public std::enable_shared_from_this<Rank> {
   void ResumeAgain();
   void OpenLease(const std::string& lease, int64_t sequence, int losses_before);
   void CloseLease(std::string lease);
-  // Tells what it has found.
+  // Reports the damage that it has found.
   void EndReading(std::string lease, v1::Checkpoint read);
   void ForgetConnection();
   void Fenced();

@@ -133,7 +133,7 @@ void Rank::Drive(SavingPtr saving) {
   }
 }
 
-// The save has ended for this rank, or perhaps not: Wait tells.
+// The save may have ended for this rank: Wait finds out.
 void Rank::Refused(const SavingPtr& saving, const absl::Status& why) {
   const std::string reason = ReasonOf(why);
   if (reason == "FENCED") return Fenced();
@@ -151,7 +151,8 @@ void Rank::Begin(const SavingPtr& saving) {
   request.set_busy(saving->plan.busy);
   SetDuration(saving->plan.timeout, request.mutable_timeout());
   SetDuration(saving->plan.commit_timeout, request.mutable_commit_timeout());
-  // What only a pointer file keeps stays, also over coordinators.
+  // Some saves name pointer files: a checkpoint that only a pointer file keeps must stay, also under later
+  // coordinators.
   const std::string& tag = request.key().tag();
   sim::Random names(
       sim::Mix(sim::Mix(launch_->seed, sim::Mix(tag)), static_cast<uint64_t>(saving->plan.ordinal)));
@@ -173,7 +174,7 @@ void Rank::Begin(const SavingPtr& saving) {
   world_.oracle().RequestSent(attempt_);
   world_.oracle().BeginSent(saving->name, saving->plan.ranks);
   Ask<v1::BeginResponse>(&Engine::Begin, absl::StrCat("Begin ", NameOf(saving->name)), request,
-                         // On a node that has not heard of the later attempt, ranks may join what was
+                         // On a node that does not know the later attempt yet, ranks may join a save that was
                          // admitted before.
                          [this, saving, acted = world_.oracle().acted(),
                           joins = node_.may_not_have_heard() && world_.oracle().IsAdmitted(saving->name)](
@@ -231,7 +232,7 @@ void Rank::Seal(const SavingPtr& saving) {
     spec.set_path(path);
     spec.set_size_bytes(size);
   }
-  // A retry says the same.
+  // A retry repeats this choice.
   sim::Random random(sim::Mix(sim::Mix(NameOf(saving->name)), static_cast<uint64_t>(rank_)));
   if (!saving->last && random.Percent(world_.plan().suspect)) {
     request.set_suspect("as planned");
@@ -278,7 +279,7 @@ void Rank::Wait(const SavingPtr& saving) {
                         [this, saving](const absl::StatusOr<v1::WaitResponse>& answer) {
                           saving->outstanding = false;
                           if (answer.ok()) return HearEnd(saving, answer->checkpoint());
-                          // It never began, or an earlier daemon has known it.
+                          // The save never began, or only an earlier daemon knew it.
                           if (ReasonOf(answer.status()) == "UNKNOWN_SAVE") return Done(saving);
                           Later(milliseconds(100), &Rank::Drive, saving);
                         });

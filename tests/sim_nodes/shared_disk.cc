@@ -1,4 +1,4 @@
-// SharedDisk: what is in the root, and what each request changes.
+// SharedDisk: the content of the root, and the effect of each request.
 #include "tests/sim_nodes/shared_disk.h"
 
 #include <algorithm>
@@ -146,7 +146,7 @@ Duration SharedDisk::Hang(const std::string& node) {
   return until - now;
 }
 
-// ---- names that are old
+// ---- old names
 
 void SharedDisk::Remember(const std::string& node) {
   const Instant now = schedule_->clock().Now();
@@ -158,7 +158,7 @@ SharedDisk::Names SharedDisk::View(const std::string& node) {
   if (!Hits(faults_.stale)) return names_;
   const Instant now = schedule_->clock().Now();
   const Instant at = now - Duration(random_.Between(0, Duration(kStaleness).count()));
-  // Backwards, as far as another node has made the changes, to what the names were then.
+  // Goes back in time to the names at `at`, or to the last change of this node.
   const Names* view = &names_;
   for (auto past = past_.rbegin(); past != past_.rend() && past->until > at; ++past) {
     if (past->changed_by == node) break;
@@ -167,7 +167,7 @@ SharedDisk::Names SharedDisk::View(const std::string& node) {
   return *view;
 }
 
-// ---- what the coordinator asks for
+// ---- requests of the coordinator
 
 absl::StatusOr<std::string> SharedDisk::MakeInflight(const std::string& node, const std::string& tag,
                                                      int64_t sequence) {
@@ -178,7 +178,7 @@ absl::StatusOr<std::string> SharedDisk::MakeInflight(const std::string& node, co
   return name;
 }
 
-// What it finds at the tag or in the trash is there: it syncs that.
+// A directory that Find reports at the tag or in the trash is durable: Find syncs it.
 absl::StatusOr<SharedPlace> SharedDisk::Find(const std::string& node, const SharedInflight& save) {
   return PlaceOf(View(node), save);
 }
@@ -195,7 +195,7 @@ SharedPlace SharedDisk::PlaceOf(const Names& view, const SharedInflight& save) {
   return has_younger ? SharedPlace::kSuperseded : SharedPlace::kNowhere;
 }
 
-// As long as faults are on: a save that is published after that is whole.
+// Only while faults are on. A save that is published later is whole.
 bool SharedDisk::PartsConflict(int64_t sequence) const {
   const uint64_t percent = sim::Mix(seed_, static_cast<uint64_t>(sequence)) % 100;
   return faulty_ && percent < static_cast<uint64_t>(faults_.conflict);
@@ -378,7 +378,7 @@ absl::StatusOr<bool> SharedDisk::Remove(const std::string& node, const std::stri
   return true;
 }
 
-// The list of names may be old; each move is of what is there.
+// The list of names may be old, but only directories that exist are moved.
 absl::Status SharedDisk::Sweep(const std::string& node, int64_t last, const std::set<int64_t>& unfinished) {
   const auto has_ended = [&](int64_t sequence) { return sequence <= last && !unfinished.contains(sequence); };
   const Names view = View(node);

@@ -2,9 +2,9 @@
 // uses it.
 //
 // The model follows daemon/root_io: one metadata worker for each daemon, which does one thing at a time, and
-// writes in parallel. The seed decides how long each request takes, which ones fail, and which ones see names
-// that are old. A daemon may be paused before a request is carried out and before it is answered, and when it
-// dies the request under way is done or not.
+// writes in parallel. The seed decides how long each request takes, which requests fail, and which ones see
+// old names. A daemon may be paused before a request is carried out and before it is answered. When a daemon
+// dies, the request under way is carried out or not.
 #ifndef CKPTD_TESTS_SIM_NODES_SHARED_DISK_H_
 #define CKPTD_TESTS_SIM_NODES_SHARED_DISK_H_
 
@@ -46,7 +46,7 @@ struct SharedDiskFaults {
   int conflict = 0;  // Of saves: their parts make no checkpoint.
   // Whether daemons notice that the file system hangs.
   bool shows_hangs = false;
-  // Whether the root says which checkpoints are damaged, and who has coordinated.
+  // Whether the root records the damaged checkpoints, and the terms of coordinators.
   bool has_records = false;
 };
 
@@ -68,19 +68,20 @@ class SharedDisk {
   void EndFaults() { faulty_ = false; }
   // A request that begins before `until` is carried out no earlier.
   void HangUntil(Instant until) { hangs_until_ = until; }
-  // The same for one node alone.
+  // As above, for one node alone.
   void HangUntil(const std::string& node, Instant until) { node_hangs_until_[node] = until; }
-  // When the last request that hangs is carried out.
+  // When the last hanging request is carried out.
   Instant last_hang_ends() const { return last_hang_ends_; }
-  // Another program makes a directory, unless there is one.
+  // Another program makes a directory at the tag, unless there is one.
   void AddForeign(const std::string& tag);
-  // Somebody puts a checkpoint that was removed back where its tag is free, as a copy that was made before.
-  // Its sequence; 0: there is none.
+  // Puts back a checkpoint that was removed and whose tag is free, as a copy that was made before. Returns
+  // its sequence; 0: there is none.
   int64_t PutBack(uint64_t which);
-  // What was put back and is there: tags by sequence.
+  // The checkpoints that were put back and still exist: tags by sequence.
   std::map<int64_t, std::string> put_back() const;
-  // Whether each pointer names the newest checkpoint that it ever named, or one that has replaced it, also in
-  // words: what is wrong. Where bytes have changed, or another program has taken a tag, it may not.
+  // Checks that each pointer names the newest checkpoint that it ever named, or one that has replaced that
+  // checkpoint. Returns the error in words. Not checked if bytes have changed or another program has taken a
+  // tag.
   std::string CheckPointers() const;
   // Sequences of the saves in flight.
   std::vector<int64_t> InFlight() const;
@@ -88,32 +89,33 @@ class SharedDisk {
   int64_t newest() const;
   // The tags of all checkpoints, oldest first.
   std::vector<std::string> Tags() const;
-  // Changes bytes of one rank's part of the newest checkpoint that is not suspect, by this number. Not if it
-  // or the one before it is damaged already: the job can always resume from a whole one.
+  // Changes bytes of one rank's part of the newest checkpoint that is not suspect; `which` chooses the rank.
+  // No-op if that checkpoint or the one before it is damaged already: the job can always resume from a whole
+  // one.
   void Damage(uint64_t which);
-  // What a rank finds that reads every `of`-th part of this checkpoint, from its own on; nullopt: all of it.
+  // The damage that a rank finds if it reads every `of`-th part of this checkpoint, from its own on; nullopt:
+  // the rank finds all bytes right.
   std::optional<storage::v1::Damage> FindDamage(int64_t sequence, int rank, int of) const;
   // The sequences of all checkpoints.
   std::set<int64_t> Sequences() const;
-  // Those that the root says are damaged.
+  // The sequences that the root records as damaged.
   std::set<int64_t> RecordedDamage() const;
-  // All daemons have ended, and etcd is taken back: terms that begin from now on come after those that the
-  // root has seen. A save that was not published may be decided anew, or another one may get its sequence.
-  // What a re-save takes over from a checkpoint that it has removed already is known to etcd alone.
+  // All daemons have ended, and etcd is restored: terms that begin from now on come after those that the root
+  // has seen. A save that was not published may be decided anew, or another one may get its sequence. Only
+  // etcd knows the pointers that a re-save takes over from a checkpoint that it has already removed.
   void EndTerms() {
     first_term_ = highest_term_ + 1;
     manifests_.clear();
     const std::set<int64_t> there = Sequences();
     std::erase_if(newest_pointed_, [&there](const auto& pointer) { return !there.contains(pointer.second); });
   }
-  // No removal has begun and not ended.
+  // Whether all removals that have begun have ended.
   bool removals_ended() const { return names_.half_removed.empty(); }
 
  private:
   friend class SimSharedFiles;
 
-  // What the names in the root are. Half-removed checkpoints are those that no one takes for a checkpoint any
-  // more, and whose files are not all gone.
+  // The names in the root. A half-removed directory no longer counts as a checkpoint, but still has files.
   struct Names {
     std::map<std::string, CheckpointPtr> tags;
     std::map<std::string, int64_t> half_removed;     // Sequences by tag.
@@ -128,10 +130,10 @@ class SharedDisk {
   // Call it before each change of names_.
   void Remember(const std::string& node);
   static SharedPlace PlaceOf(const Names& view, const SharedInflight& save);
-  // As a node sees them now: what it has changed itself, it sees.
+  // The names as a node sees them now. It always sees its own changes.
   Names View(const std::string& node);
 
-  // What the coordinator asks for, carried out.
+  // Carry out requests of the coordinator.
   absl::StatusOr<std::string> MakeInflight(const std::string& node, const std::string& tag, int64_t sequence);
   static std::map<std::string, std::string> InheritedBy(const Names& names, const Checkpoint& old,
                                                         const storage::v1::ManifestSummary& save);
@@ -142,12 +144,12 @@ class SharedDisk {
                                                   const SharedRootIo::Publication& publication);
   absl::StatusOr<bool> Remove(const std::string& node, const std::string& tag, int64_t sequence,
                               uint64_t inode);
-  // Gives each pointer file the content that the newest of these checkpoints says that are not known to be
-  // damaged.
+  // Gives each pointer file the content from the newest of these checkpoints that names it and is not known
+  // to be damaged.
   PointerFiles UpdatePointers(const std::map<std::string, CheckpointPtr>& tags,
                               const std::map<int64_t, storage::v1::Damage>& damage);
   absl::Status Sweep(const std::string& node, int64_t last, const std::set<int64_t>& unfinished);
-  // Whether what is at its tag lets this save take its place.
+  // Whether the save may replace the content of its tag.
   absl::Status CheckPlace(const Names& names, const std::string& tag, const Checkpoint& save) const;
   absl::StatusOr<Checkpoint> MakeCheckpoint(const SharedRootIo::Publication& publication) const;
   absl::StatusOr<std::vector<Part>> PartsOf(const SharedRootIo::Publication& publication) const;
@@ -162,7 +164,7 @@ class SharedDisk {
   std::map<std::string, Instant> node_hangs_until_;
 
   Names names_;
-  // What names_ was until the given time, and which node has changed it then; oldest first.
+  // The values of names_ until the given times, and the nodes that changed it then; oldest first.
   struct Past {
     Instant until;
     std::string changed_by;
@@ -172,22 +174,23 @@ class SharedDisk {
   std::set<std::string> foreign_;
   // Records that nodes have made durable, by in-flight name and digest.
   std::map<std::string, std::map<std::string, std::vector<Part>>> records_;
-  // By the name in flight: what a coordinator has written. (An etcd that was restored may give the sequence
-  // of a save that has failed again.)
+  // Manifests that a coordinator has written, by in-flight name. (An etcd that was restored may give the
+  // sequence of a failed save again.)
   std::map<std::string, std::string> manifests_;
   std::map<int64_t, int> damaged_;  // By sequence: the rank whose part is damaged.
   // By name: which checkpoint a pointer file names, and since when.
   std::map<std::string, std::pair<int64_t, Instant>> pointers_;
-  std::map<std::string, int64_t> newest_pointed_;  // By name of a pointer: the newest that has named it.
-  std::map<int64_t, CheckpointPtr> removed_;       // By sequence.
-  std::set<int64_t> put_back_;                     // Sequences.
+  // By name of a pointer: the newest checkpoint that has named it.
+  std::map<std::string, int64_t> newest_pointed_;
+  std::map<int64_t, CheckpointPtr> removed_;  // By sequence.
+  std::set<int64_t> put_back_;                // Sequences.
   uint64_t next_inode_ = 1;
   int64_t highest_term_ = 0, first_term_ = 0;
-  std::map<int64_t, storage::v1::Damage> record_;  // By sequence: what coordinators have written.
+  std::map<int64_t, storage::v1::Damage> record_;  // By sequence: the record that coordinators have written.
   int made_ = 0;
 };
 
-// Of one daemon. Its requests are carried out and answered when the daemon is not paused.
+// The requests of one daemon. They are carried out and answered when the daemon is not paused.
 class SimSharedFiles : public SharedFilesIo {
  public:
   template <typename T>
@@ -241,7 +244,7 @@ class SimSharedFiles : public SharedFilesIo {
               Callback<absl::StatusOr<bool>> done) override;
   void Sweep(int64_t last, const std::set<int64_t>& unfinished, Callback<absl::Status> done) override;
 
-  // ---- what nothing asks for in the simulation
+  // ---- calls that the simulation does not make
   void CreateInflight(InflightId64 id, std::string tag, int64_t sequence, int64_t manifest_bytes,
                       Callback<absl::Status> done) override;
   void Publish(InflightId64 id, storage::v1::ManifestSummary summary,
@@ -268,7 +271,7 @@ class SimSharedFiles : public SharedFilesIo {
   bool has_pending() const override { return running_ != nullptr || writing_ > 0; }
 
  private:
-  // Carries a request out and returns what tells its answer.
+  // Carries out a request, and returns the function that answers it.
   using Request = absl::AnyInvocable<absl::AnyInvocable<void()>()>;
   struct OpenedPart {
     std::string inflight;
@@ -296,10 +299,10 @@ class SimSharedFiles : public SharedFilesIo {
   std::optional<Instant> running_since_;
   int writing_ = 0;
   bool term_begun_ = false, coordinates_ = false;
-  std::optional<PointerFiles> pointers_;  // As of the last look in this term.
+  std::optional<PointerFiles> pointers_;  // As of the last scan in this term.
   std::map<InflightId64, OpenedPart> parts_;
-  std::map<int64_t, std::optional<storage::v1::Damage>> damage_;  // As the daemon has said.
-  std::map<int64_t, storage::v1::Damage> record_;                 // As of the last look.
+  std::map<int64_t, std::optional<storage::v1::Damage>> damage_;  // As the daemon has set it.
+  std::map<int64_t, storage::v1::Damage> record_;                 // As of the last scan.
   bool record_is_old_ = false;
   CallbackScope scope_;
 };

@@ -40,7 +40,7 @@ class Reader : public CheckpointReader {
 SimSharedFiles::SimSharedFiles(SharedDisk* disk, Pause* pause, std::string node, std::string incarnation)
     : disk_(*disk), pause_(pause), node_(std::move(node)), incarnation_(std::move(incarnation)) {}
 
-// The daemon has died: the request under way is done or not.
+// The daemon has died: the request under way is carried out or not.
 SimSharedFiles::~SimSharedFiles() {
   scope_.End();
   if (running_ != nullptr && disk_.random_.Percent(50)) (void)(*running_)();
@@ -88,7 +88,7 @@ CommittedCheckpoint SimSharedFiles::Describe(const SharedDisk::Checkpoint& check
   return described;
 }
 
-// As the root says, and then as this daemon was told.
+// The marks of the root, changed by those that this daemon was told.
 std::map<int64_t, storage::v1::Damage> SimSharedFiles::Damages() const {
   std::map<int64_t, storage::v1::Damage> damages = record_;
   for (const auto& [sequence, damage] : damage_) {
@@ -170,7 +170,7 @@ void SimSharedFiles::FreeBytes(Callback<absl::StatusOr<int64_t>> done) {
 void SimSharedFiles::OpenPart(InflightId64 id, const std::string&, int64_t, const std::string& inflight,
                               Callback<absl::Status> done) {
   Ask<absl::Status>(disk_.Latency(microseconds(200), milliseconds(5)), std::move(done), [this, id, inflight] {
-    // Where the directory has been moved to the trash, the save has ended.
+    // If the directory was moved to the trash, the save has ended.
     if (!disk_.names_.inflight.contains(inflight))
       return ErrnoError(ENOENT, absl::StrCat("the directory ", inflight));
     parts_[id].inflight = inflight;
@@ -222,7 +222,7 @@ void SimSharedFiles::EndWrite(InflightId64 id, SharedDisk::Part part,
   done(std::move(record));
 }
 
-// Where the directory has been moved to the trash meanwhile, the record is written there.
+// If the directory was moved to the trash meanwhile, the record is written there.
 void SimSharedFiles::FinishPart(InflightId64 id, std::vector<storage::v1::PartRecord> parts,
                                 Callback<absl::StatusOr<std::string>> done) {
   Ask<absl::StatusOr<std::string>>(disk_.Latency(microseconds(200), milliseconds(5)), std::move(done),
@@ -255,7 +255,7 @@ void SimSharedFiles::Discard(InflightId64 id, Callback<absl::Status> done) {
 
 // ---- checkpoints
 
-// The real one looks again for as long as names may be old, and a little longer.
+// The real implementation repeats the call for as long as names may be old, and a little longer.
 void SimSharedFiles::LoadCheckpoint(const std::string& tag, int64_t sequence,
                                     Callback<absl::StatusOr<LoadedCheckpoint>> done) {
   Duration latency = disk_.Latency(microseconds(200), milliseconds(5));
@@ -379,7 +379,7 @@ void SimSharedFiles::Sweep(int64_t last, const std::set<int64_t>& unfinished, Ca
                     [this, last, unfinished] { return disk_.Sweep(node_, last, unfinished); });
 }
 
-// ---- what nothing asks for
+// ---- calls that the simulation does not make
 
 void SimSharedFiles::EmptyTrash(TrashTerms, Callback<absl::StatusOr<TrashLeft>> done) {
   Ask<absl::StatusOr<TrashLeft>>(microseconds(50), std::move(done), [] { return TrashLeft(); });

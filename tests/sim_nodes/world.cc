@@ -22,8 +22,8 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 
 // After the last fault nothing takes longer than this: the longest call of etcd (60 s), the time for the
-// admission of a save (20 s) and for its seals (60 s), a lost node's grace, and names that are old may follow
-// one another, for three saves of a rank in turn.
+// admission of a save (20 s) and for its seals (60 s), a lost node's grace period, and the time of old names
+// may follow one another, for three saves of a rank in turn.
 constexpr Duration kSettleTimeout = seconds(600);
 constexpr int64_t kMaxSteps = 3'000'000;
 constexpr Duration kOperatorLooks = seconds(20);
@@ -31,7 +31,7 @@ constexpr Duration kLongestStop = seconds(25);  // Drain takes no longer than it
 
 bool IsEnd(SaveState::Phase phase) { return phase == SaveState::COMMITTED || phase == SaveState::ENDED; }
 
-// What nobody knew when the save had ended may be found out once.
+// Whether `next` only adds the outcome of a save that had ended with an unknown one.
 bool IsFoundOut(const SaveState& ended, const SaveState& next) {
   SaveState known = ended;
   known.set_found(next.found());
@@ -65,7 +65,7 @@ World::World(const Plan& plan, bool trace)
 
 World::~World() {
   for (const auto& node : nodes_) node->Kill();
-  schedule_.Clear();  // What is left refers to nodes.
+  schedule_.Clear();  // The remaining events refer to nodes.
 }
 
 // ---- the job
@@ -82,7 +82,7 @@ void World::KillLiving() {
   for (const auto& rank : Living()) rank->Kill();
 }
 
-// On some nodes, one or two ranks on each.
+// A launch on some nodes, with one or two ranks on each.
 std::shared_ptr<Launch> World::NewLaunch(uint64_t how) {
   sim::Random random(sim::Mix(plan_.seed, sim::Mix(how, 7)));
   auto launch = std::make_shared<Launch>();
@@ -142,7 +142,7 @@ void World::PauseDaemon(Node& node, Duration pause) {
   });
 }
 
-// As docs/operations.md says. What nodes see of the root is old for a while.
+// Follows docs/operations.md. The nodes see old names of the root for a while.
 void World::BeginRestore(bool in_good_order, uint64_t which) {
   if (restoring_) return;
   restoring_ = true;
@@ -159,7 +159,7 @@ void World::BeginRestore(bool in_good_order, uint64_t which) {
 }
 
 void World::RestoreEtcd(uint64_t which) {
-  KillLiving();  // Also what was launched while the daemons ended.
+  KillLiving();  // Also ranks that were launched while the daemons ended.
   for (const auto& node : nodes_) node->Kill();
   int64_t revision = 0, newest = 0, last = 0;
   etcd_->WithModel([&](EtcdModel& model) {
@@ -191,7 +191,8 @@ void World::RestoreEtcd(uint64_t which) {
   schedule_.After(kOperatorLooks, [this] { ResolveUnknown(); });
 }
 
-// A save of the backup that had failed since, and whose directory is gone, may be anything for the daemons.
+// Settles saves with an unknown outcome, as an operator does. One cause is a save of the backup that had
+// failed since and whose directory is gone: the daemons cannot tell how it ended.
 void World::ResolveUnknown() {
   schedule_.After(kOperatorLooks, [this] { ResolveUnknown(); });
   std::map<std::string, int64_t> unknown;
@@ -214,7 +215,7 @@ void World::ResolveUnknown() {
   for (const auto& [tag, sequence] : unknown) Coordinator(0).Resolve(tag, there.contains(sequence));
 }
 
-// The revision of a backup: often one in which a save was under way that is a checkpoint by now, seldom that
+// The revision of a backup: often one at which a save was under way that is a checkpoint by now, seldom that
 // of an empty etcd.
 int64_t World::ChooseBackup(EtcdModel& model, uint64_t which) const {
   sim::Random random(which);
@@ -296,7 +297,7 @@ void World::Apply(const Operation& operation) {
       if (rank != nullptr) rank->Open("latest");
       return;
     case OperationKind::kRead: {
-      // Mostly the oldest, which goes next.
+      // Mostly the oldest, which retention removes next.
       const std::vector<std::string> tags = disk_->Tags();
       if (rank == nullptr || tags.empty()) return;
       return rank->Open(tags[operation.b % 2 == 0 ? 0 : operation.b / 2 % tags.size()]);
@@ -364,7 +365,7 @@ std::string World::Activity() const {
   return words;
 }
 
-// True: `done` became true before that time. It is asked about ten times a second.
+// Returns whether `done` became true before that time; checks about ten times a second.
 bool World::RunUntil(Duration until, const std::function<bool()>& done) {
   Duration next_look = schedule_.elapsed();
   while (oracle_.violation().empty() && schedule_.elapsed() < until) {
@@ -384,8 +385,8 @@ bool World::Settle(const char* what, const std::function<bool()>& done) {
   return oracle_.violation().empty();
 }
 
-// Ends all faults, and checks that everything ends, that all memory is given back, that the last launch
-// resumes from the newest checkpoint, and that it can save.
+// Ends all faults, and checks that everything ends, that all memory is returned, that the last launch resumes
+// from the newest checkpoint, and that it can save.
 void World::End() {
   ending_ = true;
   if (!Settle("the restore of etcd", [this] { return !restoring_; })) return;
@@ -398,7 +399,7 @@ void World::End() {
     node->CutOff(false);
     node->Start();
   }
-  // Those that are ending in good order come back at once.
+  // Daemons that are ending in good order start again at once.
   const auto all_stay = [this] {
     const bool stay =
         std::none_of(nodes_.begin(), nodes_.end(), [](const auto& node) { return node->stopping(); });
@@ -413,8 +414,8 @@ void World::End() {
                        [](const auto& node) { return node->Activity().empty(); });
   };
   if (!Settle("the end of all ranks", nothing_is_left)) return;
-  // A registration that etcd did not hear from for nearly the lease may end yet, and a request that hangs is
-  // carried out: those are the last of the faults.
+  // The last faults: a registration that was not kept alive for nearly its lease may still end, and a request
+  // that hangs is carried out.
   const Duration hang = disk_->last_hang_ends() - schedule_.clock().Now();
   RunUntil(schedule_.elapsed() + std::max<Duration>(hang, seconds(kLeaseSeconds)), nullptr);
   if (!CheckPutBack()) return;
@@ -428,7 +429,7 @@ void World::End() {
   if (Living().size() != last->nodes.size()) return oracle_.Violated("ranks of the last launch have ended");
   for (const auto& rank : Living()) rank->LastSave(/*ordinal=*/1);
   if (!Settle("the last save", [this] { return RanksAreIdle(); })) return;
-  // Etcd of the backup may give a save a directory that another save has had since.
+  // The restored etcd may give a save a directory name that another save has had since.
   const auto living = Living();
   if (restored_ && std::any_of(living.begin(), living.end(),
                                [](const auto& rank) { return rank->last_save_had_no_directory(); })) {
@@ -450,7 +451,8 @@ void World::End() {
   CheckHistory();
 }
 
-// A daemon that starts lists it, unless retention removes it for the job's policy.
+// Checks that a daemon that starts lists the checkpoints that were put back, unless retention removes them by
+// the job's policy.
 bool World::CheckPutBack() {
   const auto knows =
       std::find_if(nodes_.begin(), nodes_.end(), [](const auto& node) { return node->knows_root(); });
@@ -467,7 +469,7 @@ bool World::CheckPutBack() {
   });
 }
 
-// Without faults retention removes all that nothing keeps.
+// Checks that retention, without faults, removes all checkpoints that nothing keeps.
 bool World::CheckRetention() {
   auto unkept = std::make_shared<std::optional<std::string>>();
   auto asking = std::make_shared<bool>(false);
@@ -486,8 +488,8 @@ bool World::CheckRetention() {
   return false;
 }
 
-// As etcd knows: what a save was called when it had ended, it is called for ever, and nothing is in flight
-// but what is not the name of an ended save; nothing was ever called damaged that was whole.
+// Checks the history of etcd: the end of a save never changes, except that an unknown outcome is found out
+// once; no whole checkpoint was ever marked as damaged; and CheckRemoval holds for each decision.
 void World::CheckHistory() {
   std::map<std::string, SaveState> states;
   Kept kept;
@@ -513,7 +515,7 @@ void World::CheckHistory() {
     Count(absl::StrCat("state ", SaveState::Phase_Name(state.phase()), " ", state.end().reason()));
 }
 
-// Etcd may have forgotten what has become a checkpoint, and what has been removed.
+// Corrects `kept` by a change of the root or a restore: etcd may have lost commits and removals.
 void World::KeepWhatIsThere(const RootChange& change, Kept* kept) {
   for (const int64_t sequence : change.gone) kept->whole.erase(sequence);
   kept->whole.insert(change.there.begin(), change.there.end());
@@ -521,8 +523,9 @@ void World::KeepWhatIsThere(const RootChange& change, Kept* kept) {
   if (change.etcd_restored) kept->replacing.clear();
 }
 
-// When retention decides that a checkpoint goes, as many others are there as are kept, of which etcd does not
-// know that they are damaged. What may be there counts, and what takes the place of another one.
+// When retention decides to remove a checkpoint, the root must have as many others as are to be kept, without
+// those that etcd knows to be damaged. Checkpoints that may exist count, and so do those that replace another
+// one.
 void World::CheckRemoval(const std::string& key, const std::string& value, Kept* kept) {
   int64_t sequence = 0;
   if (!absl::SimpleAtoi(key.substr(key.rfind('/') + 1), &sequence)) return;
@@ -544,13 +547,13 @@ void World::CheckRemoval(const std::string& key, const std::string& value, Kept*
   } else if (key.find("/evicting/") != std::string::npos) {
     ledger::v1::Evicting evicting;
     evicting.ParseFromString(value);
-    if (evicting.ended()) return;  // It was decided before.
+    if (evicting.ended()) return;  // The end of an earlier decision.
     const bool was_there = kept->whole.erase(sequence) > 0;
     if (evicting.replaced_by() != 0) {
       kept->replacing.insert(evicting.replaced_by());
       return;
     }
-    if (!was_there) return;  // A new coordinator has seen it half removed, and it has gone since.
+    if (!was_there) return;  // A new coordinator has seen it half removed, and it is gone since.
     const auto whole = std::count_if(kept->whole.begin(), kept->whole.end(), [this, kept](int64_t other) {
       return !kept->damaged.contains(other) && !oracle_.IsSuspect(other);
     });

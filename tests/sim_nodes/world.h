@@ -29,7 +29,7 @@ class Rank;
 inline constexpr int64_t kLeaseSeconds = 5;
 inline constexpr Duration kGrace = std::chrono::seconds(10);  // For a lost node to come back.
 
-// A launch of the job: what its ranks have in common.
+// A launch of the job: the state that its ranks have in common.
 struct Launch {
   std::string id;
   std::vector<int> nodes;  // Of each rank.
@@ -54,7 +54,7 @@ class World {
   SharedDisk& disk() { return *disk_; }
   Node& node(int index) { return *nodes_[static_cast<size_t>(index)]; }
   bool ending() const { return ending_; }  // Start nothing new.
-  // Whether etcd says that all ranks of the attempt, by its number in etcd, have read this checkpoint.
+  // Whether etcd has recorded that all ranks of the attempt have read this checkpoint. `attempt`: as in etcd.
   bool HasAgreed(int64_t attempt, int64_t sequence);
   void Count(const std::string& what) { ++result_.counts[what]; }
   void DaemonGone(int node);
@@ -85,15 +85,15 @@ class World {
   void End();
   void CheckLastSave();
   void CheckHistory();
-  // Of the root, by others than the daemons, or of etcd.
+  // A change of the root that no daemon made, or a restore of etcd.
   struct RootChange {
     std::set<int64_t> there, gone;  // Sequences of checkpoints.
     bool etcd_restored = false;
   };
   struct Kept {
     std::set<int64_t> whole, damaged;  // Sequences.
-    std::set<int64_t> there;           // In the root, whatever etcd says.
-    std::set<int64_t> replacing;       // Saves for which another checkpoint goes.
+    std::set<int64_t> there;           // In the root, even if etcd does not know them.
+    std::set<int64_t> replacing;       // Saves for which another checkpoint is removed.
   };
   static void KeepWhatIsThere(const RootChange& change, Kept* kept);
   bool CheckPutBack();
@@ -117,7 +117,7 @@ class World {
   bool ending_ = false;
   bool restoring_ = false;  // No daemon lives until etcd is restored.
   bool restored_ = false;
-  std::map<int64_t, RootChange> changes_;  // By the revision of etcd then; of its present history.
+  std::map<int64_t, RootChange> changes_;  // By etcd's revision at that time, in its present history.
 };
 
 }  // namespace ckptd::sim_nodes

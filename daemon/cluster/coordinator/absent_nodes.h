@@ -1,4 +1,4 @@
-// For how long nodes have not been registered, as one coordinator has seen it.
+// Tracks how long nodes have not been registered, as one coordinator sees it.
 #ifndef CKPTD_DAEMON_CLUSTER_COORDINATOR_ABSENT_NODES_H_
 #define CKPTD_DAEMON_CLUSTER_COORDINATOR_ABSENT_NODES_H_
 
@@ -14,10 +14,10 @@ class AbsentNodes {
  public:
   explicit AbsentNodes(Duration grace) : grace_(grace) {}
 
-  // No-op if the node is known to be absent.
+  // No-op if the node is already absent.
   void Absent(const std::string& node, Instant now) { nodes_.try_emplace(node, Absence{now}); }
   void Back(const std::string& node) { nodes_.erase(node); }
-  // Whether there are nodes that have become overdue since the last call.
+  // Returns whether a node has become overdue since the last call.
   bool Update(Instant now) {
     bool any = false;
     for (auto& [node, absence] : nodes_) {

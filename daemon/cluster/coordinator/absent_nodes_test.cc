@@ -13,7 +13,7 @@ TEST(AbsentNodes, NodeIsOverdueAfterTheGraceAndSaidOnce) {
   AbsentNodes nodes(seconds(30));
   const Instant begin{};
   nodes.Absent("a", begin);
-  nodes.Absent("a", begin + seconds(20));  // It is known to be absent since the beginning.
+  nodes.Absent("a", begin + seconds(20));  // It has been absent since the beginning.
   EXPECT_FALSE(nodes.Update(begin + seconds(29)));
   EXPECT_FALSE(nodes.IsOverdue("a"));
   EXPECT_TRUE(nodes.Update(begin + seconds(30)));

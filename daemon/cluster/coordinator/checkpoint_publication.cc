@@ -114,7 +114,7 @@ void CheckpointPublication::OnReplaced(const absl::StatusOr<SharedRootIo::Replac
   }
   nowhere_since_.reset();
   replaces_ = *found;
-  // An etcd that was restored from a backup may not know that it was published.
+  // An etcd that was restored from a backup may not know that this save was published.
   if (replaces_.sequence == save_.sequence) replaces_ = {};
   Next(Step::kDecide);
 }
@@ -123,8 +123,8 @@ void CheckpointPublication::FindParts() {
   tools_.root->Find(Inflight(), Then(&CheckpointPublication::OnPartsFound));
 }
 
-// Its parts could not be read. An etcd that was restored from a backup may not know that it had failed: then
-// they are gone for good, and it continues at the step that records that.
+// The parts of the save could not be read. An etcd that was restored from a backup may not know that the save
+// has failed. Then its files are gone for good, and the steps from kDecide on record that.
 void CheckpointPublication::OnPartsFound(const absl::StatusOr<SharedPlace>& place) {
   if (place.ok() && *place == SharedPlace::kNowhere) {
     if (IsNowhereForGood()) return Next(Step::kDecide);
@@ -134,14 +134,14 @@ void CheckpointPublication::OnPartsFound(const absl::StatusOr<SharedPlace>& plac
   Retry(Step::kFindReplaced, unreadable_);
 }
 
-// Of a save that is being published, the time and what it replaces and takes over stay what they were.
+// If the save is already PUBLISHING, its time, the checkpoint that it replaces, and its pointers stay.
 void CheckpointPublication::Decide() {
   tools_.decisions->Publish(save_, options_.leadership, tools_.clock->UnixMicros(),
                             {replaces_.sequence, replaces_.pointers},
                             Then(&CheckpointPublication::OnDecided));
 }
 
-// Which checkpoint has the tag may be another one when the wait is over.
+// Another checkpoint may have the tag after a wait, so the wait ends at kFindReplaced.
 void CheckpointPublication::OnDecided(const absl::StatusOr<SavePublication::Publishing>& publishing) {
   if (!publishing.ok()) return RetryOrLose(step_, publishing.status());
   if (!publishing->waits_for.empty()) return Retry(Step::kFindReplaced, publishing->waits_for);
@@ -175,14 +175,14 @@ void CheckpointPublication::OnFound(const absl::StatusOr<SharedPlace>& place) {
                                save_.state.tag(), "; save again")));
     return Next(Step::kGiveUp);
   }
-  // An earlier coordinator has moved it there, and ended before it could say so.
+  // In the trash: an earlier coordinator has moved the save there, and ended before it could record that.
   given_up_ = EndOf(MakeError(
       absl::StatusCode::kAlreadyExists, reason::kTagForeign,
       absl::StrCat("something that is no checkpoint of ckptd's had the place of ", save_.state.tag())));
   Next(Step::kGiveUp);
 }
 
-// A name may be missing for a moment where it was moved by another node.
+// A directory may seem to be missing for a moment after another node has moved it.
 bool CheckpointPublication::IsNowhereForGood() {
   const Instant now = tools_.clock->Now();
   if (!nowhere_since_) nowhere_since_ = now;
@@ -210,7 +210,7 @@ void CheckpointPublication::OnPublished(const absl::StatusOr<SharedRootIo::Publi
   in_the_way_ = published->in_the_way;
   moved_in_ = published->moved_in;
   if (in_the_way_ == 0) return Next(Step::kCommit);
-  // The decision has named another one if the name that it was made from was stale.
+  // The decision names another checkpoint if it was made from a stale name.
   Next(in_the_way_ == save_.state.replaces() ? Step::kRemove : Step::kEvict);
 }
 
@@ -243,7 +243,7 @@ void CheckpointPublication::TakeOver() {
                                    Then(&CheckpointPublication::OnTakenOver));
 }
 
-// The manifest is written with these pointers before what has them is removed.
+// The next Publish writes these pointers to the manifest before the checkpoint that has them is removed.
 void CheckpointPublication::OnTakenOver(const absl::StatusOr<SharedSave>& save) {
   if (!save.ok()) return RetryOrLose(Step::kTakeOver, save.status());
   save_ = *save;
@@ -261,7 +261,7 @@ void CheckpointPublication::OnRemoved(const absl::StatusOr<bool>& gone) {
   Next(*gone ? Step::kPublish : Step::kRemove);
 }
 
-// ---- 5: say so
+// ---- 5: record the outcome
 
 void CheckpointPublication::Commit() {
   tools_.decisions->Committed(save_, options_.leadership, moved_in_, Then(&CheckpointPublication::OnEnded));

@@ -25,18 +25,19 @@ namespace ckptd {
 
 // The publication of one save, from SEALED, or from where an earlier coordinator has left it, to its end:
 //
-//   1. Find which checkpoint has the tag, and whether the parts make one that may take its place.
+//   1. Find the checkpoint that has the tag, and check that the parts make a checkpoint that may replace it.
 //      (FindReplaced)
-//   2. Decide: PUBLISHING, and that this one is removed. It waits for its readers. (etcd)
+//   2. Decide, once no node reads the old checkpoint: the save is PUBLISHING, and the old checkpoint is
+//      removed. (etcd)
 //   3. Look where the save is: an earlier coordinator may have done any of the next steps. (Find)
-//   4. Publish. If a checkpoint of ours has the tag, remove it, and publish again. If it is not the one of
-//      step 2, because a name was stale, decide first to remove it, and which of its pointers the save takes
-//      over.
-//   5. Record the outcome: COMMITTED; ENDED if something foreign has its place, or the outcome is unknown.
-//      (etcd)
+//   4. Publish. If a checkpoint of ckptd has the tag, remove it, and publish again. If that checkpoint is not
+//      the one of step 2, because a name was stale, first decide to remove it, and which of its pointers the
+//      save takes over.
+//   5. Record the outcome: COMMITTED; or ENDED, for example because something foreign is at the tag, or
+//      because the outcome is unknown. (etcd)
 //
-// Each step is tried again, with a backoff, until it is answered. After an error of 4 it is unknown how far
-// that step came, so it continues at 3. No state is in this object alone.
+// Each step is retried, with a backoff, until it is answered. After an error in step 4 it is unknown what was
+// carried out, so the publication continues at step 3. All state that must survive is in etcd and the root.
 class CheckpointPublication {
  public:
   // They must outlive the object.
@@ -48,20 +49,21 @@ class CheckpointPublication {
   };
   struct Options {
     CompareAndSwap::Held leadership;
-    std::map<std::string, std::string> digests;  // Of the part record of each node; all are durable.
-    // For how long it looks for a save that is in no place.
+    std::map<std::string, std::string> digests;  // Of each node's part record; all are durable.
+    // How long to look for a save that is nowhere, before its outcome counts as unknown.
     Duration longest_look = std::chrono::seconds(10);
   };
-  // `ended`: with the save, which is COMMITTED or ENDED. `lost`: NOT_COORDINATOR, and errors of etcd_errors.h
-  // but for LEDGER_UNAVAILABLE and LEDGER_FULL. One of them runs, once; either may destroy the object.
+  // `ended`: with the save, which is COMMITTED or ENDED. `lost`: NOT_COORDINATOR, or an error of
+  // etcd_errors.h except LEDGER_UNAVAILABLE and LEDGER_FULL. One of the two runs, once; either may destroy
+  // the object.
   CheckpointPublication(Tools tools, Options options, SharedSave save,
                         std::function<void(const SharedSave&)> ended,
                         std::function<void(const absl::Status&)> lost);
 
-  // Takes the next step, if none is under way and the last one need not wait: call it several times a second.
+  // Takes the next step, unless one is under way or the backoff is not over. Call it several times a second.
   void Go();
   int64_t sequence() const { return save_.sequence; }
-  // For messages; empty if nothing is in the way.
+  // What the publication waits for, for messages; empty: nothing.
   const std::string& waits_for() const { return waits_for_; }
 
  private:
@@ -108,11 +110,11 @@ class CheckpointPublication {
   void Next(Step step);
   // The step failed, or must wait; `step` is taken later.
   void Retry(Step step, const std::string& why);
-  // An error of etcd's.
+  // Handles an error of etcd: retries `step`, or ends with `lost`.
   void RetryOrLose(Step step, const absl::Status& error);
   SharedInflight Inflight() const;
   SharedRootIo::Publication PublicationOf(const std::map<std::string, std::string>& digests) const;
-  // `done`, for an answer that may come after the end of this object, and ends the step.
+  // Makes a callback that ends the step and calls `done`. It may run after the destruction of this object.
   template <typename Answer>
   auto Then(void (CheckpointPublication::*done)(const Answer&));
 
@@ -126,13 +128,13 @@ class CheckpointPublication {
   Backoff backoff_{std::chrono::milliseconds(100), std::chrono::seconds(1)};
   std::string waits_for_;
 
-  SharedRootIo::Replaced replaces_;  // The checkpoint that is removed.
+  SharedRootIo::Replaced replaces_;  // The checkpoint that the save replaces.
   std::string unreadable_;           // With kFindParts: why FindReplaced has failed.
-  int64_t moved_in_ = 0;             // As SharedRootIo::Published has it.
-  int64_t in_the_way_ = 0;           // Which one Publish has found there.
+  int64_t moved_in_ = 0;             // See SharedRootIo::Published.
+  int64_t in_the_way_ = 0;           // The checkpoint that Publish has found at the tag; 0: none.
   SharedRootIo::Publication publication_;
   ledger::v1::SaveEnd given_up_;          // With kGiveUp.
-  std::optional<Instant> nowhere_since_;  // It is neither at its tag nor in flight nor in the trash.
+  std::optional<Instant> nowhere_since_;  // When the save was first in no place.
   CallbackScope callbacks_;
 };
 

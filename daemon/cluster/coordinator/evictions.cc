@@ -35,7 +35,7 @@ Evictions::~Evictions() {
 
 void Evictions::Evict(const std::string& tag, int64_t sequence, std::set<int64_t> damaged,
                       std::shared_ptr<const std::set<int64_t>> listed, Done done) {
-  // A removal that the list already lacks need not be taken from its count any more.
+  // A checkpoint that the list no longer has need not be left out of its count any more.
   if (evictions_.empty()) std::erase_if(*leaving_, [&](int64_t gone) { return !listed->contains(gone); });
   leaving_->insert(sequence);
   Eviction eviction;
@@ -44,7 +44,8 @@ void Evictions::Evict(const std::string& tag, int64_t sequence, std::set<int64_t
   eviction.done = std::move(done);
   const auto [under_way, is_first] = evictions_.try_emplace(sequence, std::move(eviction));
   if (is_first) return Step(sequence);
-  // Such as what an earlier coordinator has decided. What is at the tag after that may be a copy.
+  // The removal under way may be one that an earlier coordinator has decided. The directory that is at the
+  // tag after it may be a copy that was put back.
   Eviction* last = &under_way->second;
   while (last->next != nullptr) last = last->next.get();
   last->next = std::make_unique<Eviction>(std::move(eviction));
@@ -119,7 +120,7 @@ void Evictions::Checked(int64_t sequence, const absl::StatusOr<uint64_t>& inode)
 }
 
 void Evictions::Decide(int64_t sequence) {
-  if (deciding_) return;  // OnTick, or the end of that decision.
+  if (deciding_) return;  // OnTick, or the end of that decision, tries again.
   Eviction& eviction = evictions_.at(sequence);
   eviction.asking = deciding_ = true;
   readers_.Evict(eviction.victim, eviction.count, leadership_, [this, sequence](const absl::Status& decided) {
@@ -151,12 +152,12 @@ void Evictions::Removed(int64_t sequence, const absl::StatusOr<bool>& gone) {
   Eviction& eviction = evictions_.at(sequence);
   eviction.asking = false;
   if (!gone.ok())
-    return Retry(eviction);  // It is decided: no node opens it, and the next coordinator continues.
+    return Retry(eviction);  // The decision stands: no node opens it, and the next coordinator continues.
   eviction.removed = *gone;
   Step(sequence);
 }
 
-// What was decided is over: a checkpoint of this sequence that is put back is another one.
+// The decision is over: it does not hold for a checkpoint of this sequence that is put back later.
 void Evictions::Ended(int64_t sequence, const absl::Status& ended) {
   Eviction& eviction = evictions_.at(sequence);
   eviction.asking = false;

@@ -24,7 +24,7 @@
 
 namespace ckptd {
 
-// For each: it is decided in etcd, once no node reads the checkpoint, and then carried out. Lives as long as
+// Decides each removal in etcd, once no node reads the checkpoint, and then carries it out. Lives as long as
 // this node leads. Used on one thread.
 class Evictions {
  public:
@@ -33,23 +33,24 @@ class Evictions {
   // The pointers must outlive it.
   Evictions(Etcd* etcd, Clock* clock, SharedRootIo* root, CheckpointReaders::Options options,
             CompareAndSwap::Held leadership);
-  // NOT_COORDINATOR for those that are under way: they are removed or not.
+  // Answers removals under way with NOT_COORDINATOR: their checkpoints are removed or not.
   ~Evictions();
 
-  // OK: nothing of it is at its tag any more, durably. Tries again while nodes read it, and while etcd or the
-  // file system does not answer; other errors end it. `damaged` and `listed`: when retention decided that
-  // enough others are kept, the checkpoints that did not count, and those that may have counted; what is
-  // being removed in this way does not count. A removal of this sequence that is under way ends first.
-  // POINTED, PINNED, NO_CHECKPOINT: something in the root keeps it, or it is not there; nothing was decided.
+  // OK: the checkpoint is durably gone from its tag. Retries while nodes read the checkpoint, and while etcd
+  // or the file system does not answer; other errors end the removal. `damaged` and `listed`: the checkpoints
+  // that retention did not count, and those that it may have counted, when it decided that enough others are
+  // kept. Checkpoints that are being removed by Evict do not count. If a removal of this sequence is under
+  // way, this one begins when that one has ended. POINTED, PINNED, NO_CHECKPOINT: something in the root keeps
+  // the checkpoint, or it is not there; no removal was decided.
   void Evict(const std::string& tag, int64_t sequence, std::set<int64_t> damaged,
              std::shared_ptr<const std::set<int64_t>> listed, Done done);
-  // For a checkpoint whose removal an earlier coordinator has begun, and of which etcd may have forgotten the
-  // decision. Only the directory with the victim's inode is removed: another one at the tag was put back.
+  // For a checkpoint whose removal an earlier coordinator has begun, when etcd may have lost the decision.
+  // Removes only the directory with the victim's inode: another directory at the tag was put back since.
   void ContinueRemoval(const CheckpointReaders::Victim& victim, std::set<int64_t> damaged, Done done);
-  // Continues what an earlier coordinator has decided, and perhaps begun to remove.
+  // Continues a removal that an earlier coordinator has decided, and perhaps begun.
   void Finish(const CheckpointReaders::Victim& victim, Done done);
-  // The coordinator's term has begun in the root. Before that it is not known what keeps a checkpoint there,
-  // so nothing is decided or removed.
+  // The coordinator's term has begun in the root. Before this call nothing is decided or removed, because it
+  // is not known which checkpoints the root keeps.
   void TermBegun();
   bool IsUnderWay(int64_t sequence) const { return evictions_.contains(sequence); }
   void OnTick();
@@ -59,13 +60,13 @@ class Evictions {
     CheckpointReaders::Victim victim;
     CheckpointReaders::Count count;
     Done done;
-    bool checked = false;  // By CheckRemovable, or it was decided before.
+    bool checked = false;  // CheckRemovable has passed, or the removal was decided before.
     bool decided = false;
     bool removed = false;
     bool asking = false;
     Backoff backoff{std::chrono::milliseconds(100), std::chrono::seconds(1)};
-    std::unique_ptr<Eviction>
-        next;  // Was asked for while this one was under way, and begins when it has ended.
+    // A request that came while this one was under way; it begins when this one has ended.
+    std::unique_ptr<Eviction> next;
   };
 
   void Step(int64_t sequence);
@@ -84,10 +85,11 @@ class Evictions {
   const CompareAndSwap::Held leadership_;
   CheckpointReaders readers_;
   std::map<int64_t, Eviction> evictions_;  // By sequence.
-  // Those that retention has decided to remove under this coordinator, and that a listing may still name.
+  // Checkpoints that retention has decided to remove under this coordinator, and that a listing may still
+  // have.
   const std::shared_ptr<std::set<int64_t>> leaving_ = std::make_shared<std::set<int64_t>>();
   bool term_begun_ = false;
-  bool deciding_ = false;  // One at a time: each compares what another one would change.
+  bool deciding_ = false;  // One at a time: each compares keys that another one would change.
   CallbackScope callbacks_;
 };
 

@@ -17,9 +17,9 @@ using ledger::v1::SaveState;
 
 namespace {
 
-// In the name of a directory in flight, in the place of the tag, which is not known yet.
+// Stands for the tag, which is not known yet, in the name of an in-flight directory.
 constexpr char kNoTag[] = "next";
-// For nodes that begin a save together, to vote.
+// How long nodes that begin a save together have to vote, from the first vote on.
 constexpr Duration kTogether = std::chrono::milliseconds(100);
 
 SaveProposal* FirstProposal(std::vector<SaveWatch::Vote>& votes) {
@@ -86,7 +86,7 @@ void PreparedSaves::Go() {
   MakeNext();
 }
 
-// ---- making one
+// ---- preparing a save
 
 void PreparedSaves::MakeNext() {
   const bool has_one = !prepared_.empty() && prepared_.rbegin()->first == last_;
@@ -120,8 +120,8 @@ void PreparedSaves::Opened(int64_t sequence, const std::string& inflight,
   backoff_.Succeeded();
   last_ = std::max(last_, answer->sequence);
   if (answer->sequence != sequence || answer->state.inflight() != inflight) hooks_.unused(sequence);
-  // Etcd may have shown already what became of it. If it has not, and another node has given the sequence to
-  // a save, that one comes before the next that is made here, and it must be known.
+  // The watch may already have shown the save. If it has not, and another node has given the sequence to its
+  // own save, the coordinator must know that save before it prepares the next one, which comes later.
   const bool shown = tools_.states->Find(keys_.SaveState(answer->sequence)) != nullptr;
   if (answer->state.phase() == SaveState::OPEN && !shown) OnOpen(*answer);
   if (!answer->state.tag().empty() && !shown) hooks_.decided(*answer);
@@ -164,7 +164,8 @@ void PreparedSaves::Decide(Prepared& prepared) {
                                GuessOf(prepared.save, *proposal), Decided(prepared.save.sequence));
 }
 
-// The sequence was raised when the save was made, and not since, if the save has it still.
+// If this save still has the last sequence, the sequence key was last written with the save's first state,
+// and so has the mod_revision of that state.
 std::optional<CompareAndSwap::Found> PreparedSaves::GuessOf(const SharedSave& save,
                                                             const SaveProposal& proposal) const {
   const auto state = tools_.states->keys().find(keys_.SaveState(save.sequence));

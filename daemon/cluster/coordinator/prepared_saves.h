@@ -1,13 +1,16 @@
 // The saves that a coordinator prepares: each has a sequence and a directory, and no name yet.
 //
-// A Begin waits for one transaction of each node, its vote, all at once: the last vote admits the save
-// (daemon/ledger/save/last_vote.h), or one more transaction of the coordinator does. No node asks for a
-// sequence first, and the directory is there already.
+// With a prepared save, a Begin waits for one transaction of each node, its vote, and all nodes vote at the
+// same time. The last vote admits the save (daemon/ledger/save/last_vote.h), or one more transaction of the
+// coordinator does. No node asks for a sequence first, and the directory is there already.
 //
-//   - A save is prepared when the attempt that acts has a save, and no prepared save has the last sequence.
-//   - It becomes the save that the first vote names, as soon as that can be decided. If the nodes vote for
-//     different saves, or some vote late, it becomes PROPOSED, and continues as any other save.
-//   - If a node has asked for a later sequence, it ends unused: a save that begins later gets a higher one.
+//   - The coordinator prepares a save when the active attempt has a save, and no prepared save has the last
+//     sequence.
+//   - A prepared save becomes the save that the first vote names, as soon as that can be decided. If the
+//     nodes vote for different saves, or some vote late, it becomes PROPOSED, and continues as any other
+//     save.
+//   - If a later sequence was given meanwhile, a prepared save ends unused: a save that begins later must get
+//     a higher sequence.
 #ifndef CKPTD_DAEMON_CLUSTER_COORDINATOR_PREPARED_SAVES_H_
 #define CKPTD_DAEMON_CLUSTER_COORDINATOR_PREPARED_SAVES_H_
 
@@ -33,8 +36,8 @@
 
 namespace ckptd {
 
-// A part of SaveCoordinator, which tells it what etcd shows. Its decisions are transactions, so it may act on
-// old news.
+// A part of SaveCoordinator, which passes changes in etcd to it. Its decisions are transactions, so it may
+// act on an old state.
 class PreparedSaves {
  public:
   struct Tools {
@@ -45,10 +48,10 @@ class PreparedSaves {
     const EtcdMirror* states;
   };
   struct Hooks {
-    // A prepared save has got its name, or has ended; or another save has the sequence that one was prepared
-    // with.
+    // A prepared save has got its name, or has ended; or another save has got the sequence for which a save
+    // was being prepared.
     std::function<void(const SharedSave&)> decided;
-    // A directory was made for a sequence that another save has.
+    // A directory was made for this sequence, and no save uses it.
     std::function<void(int64_t sequence)> unused;
     // Errors after which the coordinator decides no more.
     std::function<void(const absl::Status&)> lost;
@@ -62,14 +65,14 @@ class PreparedSaves {
   void OnOther(const SharedSave& save);
   void OnVotes(int64_t sequence);
   void OnTick();
-  // Decides and prepares what it can by now.
+  // Makes all decisions and preparations that are possible by now.
   void Go();
 
   std::set<int64_t> sequences() const;
-  // Whether a prepared save with a lower sequence may have got its name without this coordinator knowing it
-  // yet: one that has not been seen to end, or is being prepared.
+  // Whether a prepared save with a lower sequence may have got its name, and this coordinator does not know
+  // it yet: it has not seen the end of that save, or is still preparing it.
   bool MayPrecede(int64_t sequence) const;
-  // Of the saves that nodes have voted for, for SaveWatch::FollowAttempts.
+  // The attempts of the saves that nodes have voted for, for SaveWatch::FollowAttempts.
   std::set<int64_t> attempts() const;
 
  private:
@@ -77,7 +80,7 @@ class PreparedSaves {
     SharedSave save;
     bool changed = true;  // Since etcd was asked last.
     bool asking = false;
-    std::optional<Instant> voted_at;  // Since when a vote has been seen.
+    std::optional<Instant> voted_at;  // When the first vote was seen.
     Backoff backoff;
   };
 
@@ -95,10 +98,10 @@ class PreparedSaves {
   const LedgerKeys keys_;
   const CompareAndSwap::Held leadership_;
   const Hooks hooks_;
-  std::map<int64_t, Prepared> prepared_;  // By sequence: those that are OPEN, for all that is known.
-  int64_t last_ = 0;                      // The last sequence, for all that is known.
+  std::map<int64_t, Prepared> prepared_;  // By sequence: those that are OPEN, as far as is known.
+  int64_t last_ = 0;                      // The last sequence, as far as is known.
   int64_t saving_ = 0;                    // The last attempt that has a save.
-  int64_t making_ = 0;                    // The sequence of the one that is being made; 0: none is.
+  int64_t making_ = 0;                    // The sequence of the save that is being prepared; 0: none.
   Backoff backoff_;
   CallbackScope callbacks_;
 };

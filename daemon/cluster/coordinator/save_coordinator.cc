@@ -60,8 +60,8 @@ void SaveCoordinator::Start() {
   BeginTerm();
 }
 
-// Before any decision on a publication, so that such a decision counts only if the term has begun in the
-// root.
+// Comes before any decision on a publication, so that no such decision counts before the term has begun in
+// the root.
 void SaveCoordinator::BeginTerm() {
   if (term_begun_ || beginning_term_ || !term_backoff_.IsOver(clock_->Now())) return;
   beginning_term_ = true;
@@ -79,8 +79,8 @@ void SaveCoordinator::BeginTerm() {
 
 void SaveCoordinator::OnStates(const std::vector<std::string>& keys) {
   states_known_ = true;
-  if (last_sequence_ == 0) sweep_needed_ = true;  // What earlier coordinators have left.
-  reading_states_ = true;                         // What is published next depends on all of them.
+  if (last_sequence_ == 0) sweep_needed_ = true;  // Removes what earlier coordinators have left.
+  reading_states_ = true;                         // Which save is published next depends on all.
   for (const std::string& key : keys) {
     SharedSave save;
     const std::string* const value = states_.Find(key);
@@ -109,7 +109,7 @@ void SaveCoordinator::OnState(const SharedSave& save) {
   }
 }
 
-// Those of the saves that have not ended, and of later ones.
+// Follows the votes of the saves that have not ended, and of all later saves.
 void SaveCoordinator::FollowVotes() {
   std::set<int64_t> attempts = prepared_.attempts();
   int64_t first = last_sequence_ + 1;
@@ -129,7 +129,7 @@ void SaveCoordinator::Follow(const SharedSave& seen) {
   if (is_new) {
     save.save = seen;
     save.seen_at = clock_->Now();
-    // It was made in advance.
+    // A prepared save has its directory already, and so has one that was admitted.
     save.inflight = seen.state.inflight();
     save.making = !save.inflight.empty();
   } else if (IsLater(save.save.state, seen.state)) {
@@ -196,7 +196,7 @@ void SaveCoordinator::CheckDeadlines() {
   }
 }
 
-// ---- what is decided
+// ---- decisions
 
 void SaveCoordinator::Act(int64_t sequence) {
   Save& save = saves_.at(sequence);
@@ -238,7 +238,7 @@ void SaveCoordinator::Decide(Save& save, const SaveView& view) {
   if (NeedsSettling(now.state, view)) decisions_.Settle(now, leadership_.held, Decided(save));
 }
 
-// Every rank is told, also on nodes that can write there.
+// The ranks of all nodes get this end, also of nodes that can write to the root.
 ledger::v1::SaveEnd SaveCoordinator::NoDirectory(const SharedSave& save, const absl::Status& why) const {
   return EndOf(
       Annotate(why, absl::StrCat("node \"", options_.node.name,
@@ -252,8 +252,9 @@ bool SaveCoordinator::IsOverdue(const std::string& absent) {
   return absent_.IsOverdue(absent);
 }
 
-// A node whose grace is over; or one that is back without what it had voted for: it has nothing to wait for.
-// One that is back may have what it had sealed, and has the grace to say so.
+// A node whose grace period is over; or one that has registered again and so has lost the memory for which it
+// had voted. A node that has registered again may still have its sealed parts, and has the grace period to
+// report them.
 std::optional<std::string> SaveCoordinator::LostNode(const Save& save, const SaveView& view) {
   for (const auto& [node, ranks] : view.ranks) {
     const auto found = view.votes.find(node);
@@ -270,7 +271,7 @@ std::optional<std::string> SaveCoordinator::LostNode(const Save& save, const Sav
   return std::nullopt;
 }
 
-// For the answer to what is decided of the save.
+// The callback for the answer to a decision on the save.
 SaveCoordinator::Answer SaveCoordinator::Decided(Save& save) {
   save.asking = true;
   return [this, sequence = save.save.sequence](const absl::StatusOr<SharedSave>& answer) {
@@ -293,7 +294,7 @@ SaveCoordinator::Answer SaveCoordinator::Decided(Save& save) {
   };
 }
 
-// ---- what is published
+// ---- publication
 
 void SaveCoordinator::PublishIfNext(const Save& save, const SaveView& view) {
   if (publication_ != nullptr) return publication_->Go();

@@ -1,4 +1,4 @@
-// The coordinator's side of the saves that span nodes: it decides on each, and publishes.
+// The coordinator's side of saves that span nodes: decides on each save, and publishes it.
 #ifndef CKPTD_DAEMON_CLUSTER_COORDINATOR_SAVE_COORDINATOR_H_
 #define CKPTD_DAEMON_CLUSTER_COORDINATOR_SAVE_COORDINATOR_H_
 
@@ -38,16 +38,17 @@
 namespace ckptd {
 
 // Lives while this node leads (RunCoordinator::Leadership::mine); the next coordinator continues from etcd
-// and the root. What it watches only tells it when to ask: each decision is a transaction that reads anew,
-// and counts only while this node leads. So it may act on old news, and after it has lost the leadership.
+// and the root. The watches only show when a decision may be due: each decision is a transaction that reads
+// the keys anew, and counts only while this node leads. So this object does no harm if it acts on an old
+// state, or after it has lost the leadership.
 //
-//   - It makes the in-flight directory of each save that is proposed. No other node makes one: one that came
-//     late would bring a name back.
-//   - Once the attempt that acts has saved, it prepares the next save, with its directory (PreparedSaves), so
+//   - It makes the in-flight directory of each save that is proposed. No other node makes one: a late request
+//     could bring back a name that was removed.
+//   - Once the active attempt has saved, it prepares the next save, with its directory (PreparedSaves), so
 //     that a Begin waits for nothing but the nodes' votes.
-//   - Saves are published in the order of their sequences: each waits until all before it have ended.
-//   - A save ends when no node waits for its admission any longer. Nodes reject a save whose deadline is over
-//     themselves; this is for a save whose daemons have all started again: it would hold up all later ones.
+//   - Saves are published in the order of their sequences: each waits until all earlier saves have ended.
+//   - It ends a save when no node waits for its admission any longer. Nodes themselves reject a save at its
+//     deadline, but a save whose daemons have all started again would hold up all later ones.
 //   - A node that is not registered for the grace period is lost. That ends the saves for which its files are
 //     not durable.
 //
@@ -62,9 +63,9 @@ class SaveCoordinator {
     Duration stale_names = std::chrono::seconds(5);  // For how long names in the root may be old.
   };
   struct Hooks {
-    // Once, when this node may publish, remove, and write pointers.
+    // Runs once, when this node may publish, remove, and write pointers.
     std::function<void()> term_begun;
-    // Once, when this object decides no more: NOT_COORDINATOR, and errors of etcd_errors.h but for
+    // Runs once, when this object stops deciding: NOT_COORDINATOR, or an error of etcd_errors.h except
     // LEDGER_UNAVAILABLE and LEDGER_FULL.
     std::function<void(const absl::Status&)> lost;
   };
@@ -73,15 +74,15 @@ class SaveCoordinator {
                   const RunCoordinator::Leadership& leadership, Hooks hooks);
 
   void Start();
-  void OnTick();  // Several times a second.
+  void OnTick();  // Call it several times a second.
   // As SharedRun::SettleSave; the answer may come within the call.
   void SettleSave(const std::string& tag, bool is_checkpoint, UnknownOutcomes::Answer answer);
   // What the next checkpoint waits for, for messages; empty: nothing.
   std::string WaitsFor() const;
   // Why this coordinator cannot publish what the nodes have written; empty: it can.
   std::string Obstacle() const;
-  // The names of the nodes that this save waits for: those that have not voted, sealed, or reported durable
-  // files, whichever comes next. Empty: none, or the save is not known.
+  // The names of the nodes that this save waits for: by its phase, those that have not voted, not sealed, or
+  // not reported durable files. Empty: none, or the save is not known.
   std::vector<std::string> MissedNodes(int64_t attempt, const std::string& tag, int64_t ordinal) const;
   // Since when this save waits for its directory, without which it is not admitted; nullopt: the directory is
   // there, or the save is not known.
@@ -94,10 +95,10 @@ class SaveCoordinator {
     bool changed = true;    // Since etcd was asked last.
     bool asking = false;    // A decision is under way.
     bool making = false;    // The directory was asked for.
-    Instant making_since;   // When that was.
-    std::string inflight;   // The one that was made.
-    absl::Status unusable;  // Why none could be made.
-    Instant seen_at;        // First by this coordinator.
+    Instant making_since;   // When it was asked for.
+    std::string inflight;   // The directory that was made; empty: none yet.
+    absl::Status unusable;  // Why no directory could be made.
+    Instant seen_at;        // When this coordinator first saw the save.
     bool overdue = false;   // No node waits for its admission any longer.
     Backoff backoff;
   };
@@ -147,14 +148,14 @@ class SaveCoordinator {
   absl::Status term_error_;  // Of the last try.
   Backoff term_backoff_;
 
-  std::map<int64_t, Save> saves_;  // By sequence: those that have not ended, for all that `states_` shows.
+  std::map<int64_t, Save> saves_;  // By sequence: those that have not ended, as far as `states_` shows.
   std::unique_ptr<CheckpointPublication> publication_;
-  AbsentNodes
-      absent_;  // Of the nodes of these saves, by name; of registrations that had sealed parts, by value.
+  // Nodes of these saves by name, and registrations that had sealed parts by value.
+  AbsentNodes absent_;
 
   bool states_known_ = false;
   int64_t last_sequence_ = 0;
-  int64_t unused_ = 0;  // The last sequence for which a directory was made that no save has.
+  int64_t unused_ = 0;  // The last sequence for which a directory was made that no save uses.
   bool sweep_needed_ = false, sweeping_ = false;
   Backoff sweep_backoff_;
   CallbackScope callbacks_;

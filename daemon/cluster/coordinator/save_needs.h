@@ -1,5 +1,5 @@
-// When it is worth asking etcd for a decision: what the coordinator watches may be old, and it does not ask
-// for each vote anew.
+// Whether a decision may be due. The coordinator decides by transactions, because its watches may be old, and
+// does not want one for each vote.
 #ifndef CKPTD_DAEMON_CLUSTER_COORDINATOR_SAVE_NEEDS_H_
 #define CKPTD_DAEMON_CLUSTER_COORDINATOR_SAVE_NEEDS_H_
 

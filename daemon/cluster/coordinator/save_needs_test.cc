@@ -15,7 +15,7 @@ SaveState StateOf(SaveState::Phase phase) {
   return state;
 }
 
-// One node, which has all ranks of the save and is as far as `stage`.
+// One node, which has all ranks of the save and has reported `stage`.
 SaveView ViewOf(NodeVote::Stage stage) {
   SaveView view;
   view.active = 1;

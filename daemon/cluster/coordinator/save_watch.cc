@@ -119,7 +119,7 @@ bool SaveWatch::IsOfLiving(const KeyValue& key, const NodeVote& vote) const {
 }
 
 bool SaveWatch::VotesMayMatter(int64_t sequence, const SaveState& save) const {
-  if (!save.ranks().empty()) return true;  // Of some nodes.
+  if (!save.ranks().empty()) return true;  // Only some nodes take part.
   const NodeVote::Stage next = save.phase() == SaveState::PROPOSED   ? NodeVote::VOTED
                                : save.phase() == SaveState::ADMITTED ? NodeVote::SEALED
                                                                      : NodeVote::DURABLE;

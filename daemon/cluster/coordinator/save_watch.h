@@ -1,5 +1,5 @@
-// What etcd shows of the saves of a run that have not ended: the votes and reports of their nodes, and the
-// ranks of their attempts.
+// Follows in etcd the saves of a run that have not ended: the votes and reports of their nodes, and the ranks
+// of their attempts.
 #ifndef CKPTD_DAEMON_CLUSTER_COORDINATOR_SAVE_WATCH_H_
 #define CKPTD_DAEMON_CLUSTER_COORDINATOR_SAVE_WATCH_H_
 
@@ -22,14 +22,14 @@
 
 namespace ckptd {
 
-// One watch follows the votes of all saves, because etcd serves a new watch that begins in the past only
-// after up to 100 ms.
+// One watch follows the votes of all saves, because etcd takes up to 100 ms to serve a new watch that begins
+// in the past.
 class SaveWatch {
  public:
   struct Hooks {
-    std::function<void(int64_t sequence)> changed;  // What is known of this save.
+    std::function<void(int64_t sequence)> changed;  // A vote or report on this save.
     std::function<void()> all_changed;
-    // As that of EtcdMirror, of any of the mirrors. It must not destroy the object.
+    // As EtcdMirror::Ended, for each of the mirrors. It must not destroy the object.
     std::function<void(const absl::Status&)> ended;
   };
   struct Vote {
@@ -40,25 +40,25 @@ class SaveWatch {
   // `etcd` must outlive it. `run`: for messages.
   SaveWatch(Etcd* etcd, const std::string& prefix, const NodeIdentity& node, std::string run, Hooks hooks);
 
-  // The nodes and the attempt that acts.
+  // Follows the nodes and the active attempt.
   void Start();
-  // Follows the votes of all saves from this sequence on. A later call forgets those of earlier saves.
+  // Follows the votes of all saves from this sequence on. A later call drops the votes of earlier saves.
   void FollowFrom(int64_t sequence);
-  // Follows the ranks of these attempts, and of the one that acts.
+  // Follows the ranks of these attempts, and of the active one.
   void FollowAttempts(const std::set<int64_t>& attempts);
 
-  bool Knows(int64_t attempt) const;  // All that View needs.
+  bool Knows(int64_t attempt) const;  // Whether it has all that View needs.
   // 0: none, or it is not known.
   int64_t active() const { return active_attempt_; }
   const EtcdMirror::Keys& nodes() const { return nodes_.keys(); }
-  // Of a save whose attempt it knows.
+  // For a save whose attempt it knows.
   SaveView View(int64_t sequence, const ledger::v1::SaveState& save) const;
-  // False: there is nothing to decide on a save whose attempt it knows, because some nodes have not reported
-  // the next step, none has rejected, and all that have voted have their registrations still. It costs
-  // little, while View reads all ranks: hundreds of nodes vote one after the other.
+  // For a save whose attempt it knows. False: there is nothing to decide, because some nodes have not
+  // reported the next step, no node has rejected the save, and all nodes that have voted still have their
+  // registrations. Cheap, unlike View, which reads all ranks: hundreds of nodes vote one after the other.
   bool VotesMayMatter(int64_t sequence, const ledger::v1::SaveState& save) const;
-  size_t NodesOf(int64_t attempt) const;  // How many have joined it.
-  // Those of nodes that have the registration with which they voted.
+  size_t NodesOf(int64_t attempt) const;  // How many nodes have joined it.
+  // The votes of nodes that still have the registration with which they voted.
   std::vector<Vote> VotesThatCount(int64_t sequence) const;
   // What a transaction would read by SaveViewRanges for a save of this attempt.
   CompareAndSwap::Found Found(int64_t sequence, int64_t attempt) const;
@@ -73,7 +73,7 @@ class SaveWatch {
   void OnActive();
   void FollowAttempt(int64_t attempt);
   std::vector<etcdserverpb::KeyValue> VotesOf(int64_t sequence) const;
-  // Whether the node that has voted, by that key, has its registration still.
+  // Whether the node that has voted with this key still has the registration with which it voted.
   bool IsOfLiving(const etcdserverpb::KeyValue& key, const ledger::v1::NodeVote& vote) const;
 
   Etcd* const etcd_;

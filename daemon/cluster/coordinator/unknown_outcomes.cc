@@ -24,7 +24,7 @@ absl::Status Differs(const SharedSave& save, const std::string& what) {
                    {{"tag", save.state.tag()}});
 }
 
-// Why an operator's word does not count, by what the coordinator sees; OK: it counts.
+// The error if the coordinator sees that an operator's statement is wrong; OK: the statement counts.
 absl::Status CheckWord(const SharedSave& save, bool is_checkpoint, SharedPlace place) {
   if (place == SharedPlace::kPublished && !is_checkpoint)
     return Differs(save, "is at its tag: it is a checkpoint, and the run goes on");
@@ -139,7 +139,7 @@ void UnknownOutcomes::Looked(int64_t sequence, const absl::StatusOr<SharedPlace>
   if (is_known || !unknown.words.empty()) Release(unknown, *place == SharedPlace::kPublished);
 }
 
-// ---- saying so
+// ---- recording the outcome
 
 void UnknownOutcomes::Release(Unknown& unknown, bool is_checkpoint) {
   unknown.asking = true;

@@ -1,4 +1,4 @@
-// Saves of several nodes that have ended INDETERMINATE, and how the run continues after them.
+// Settles saves of several nodes that have ended INDETERMINATE, so that the run can continue.
 #ifndef CKPTD_DAEMON_CLUSTER_COORDINATOR_UNKNOWN_OUTCOMES_H_
 #define CKPTD_DAEMON_CLUSTER_COORDINATOR_UNKNOWN_OUTCOMES_H_
 
@@ -23,10 +23,10 @@
 
 namespace ckptd {
 
-// Lives as long as this node leads. While the outcome of a save is not known no other save of the run is
-// published. The coordinator looks for it from time to time: at its tag it is a checkpoint, and in the trash
-// it never will be one. If it is in neither place, an operator must say that it is no checkpoint. What is
-// found is written into the save's state, and the run continues.
+// Lives as long as this node leads. While the outcome of a save is not known, no other save of the run is
+// published. The coordinator looks for the save from time to time: at its tag it is a checkpoint, and in the
+// trash it never becomes one. If it is in neither place, an operator must state that it is no checkpoint. The
+// result is written into the save's state, and the run continues.
 class UnknownOutcomes {
  public:
   using Settled = SharedRun::Settled;
@@ -40,24 +40,24 @@ class UnknownOutcomes {
   };
   struct Hooks {
     std::function<void()> settled;                  // The run continues.
-    std::function<void(const absl::Status&)> lost;  // As that of SaveCoordinator.
+    std::function<void(const absl::Status&)> lost;  // As SaveCoordinator::Hooks::lost.
   };
   // `run`: for messages.
   UnknownOutcomes(Tools tools, CompareAndSwap::Held leadership, std::string run, Hooks hooks);
-  // NOT_COORDINATOR for operators who wait: what they have said counts or not.
+  // Answers waiting calls of Settle with NOT_COORDINATOR: the operator's statement counts or not.
   ~UnknownOutcomes();
 
   // Etcd shows a save that has ended with the reason INDETERMINATE.
   void OnEnded(const SharedSave& save);
-  // Those whose outcome is not known yet.
+  // The saves whose outcome is not known yet.
   std::set<int64_t> sequences() const;
   // Whether a save of this tag is one of them, or was until it was settled.
   bool HasTag(const std::string& tag) const;
-  void OnTick();  // Several times a second.
+  void OnTick();  // Call it several times a second.
 
-  // An operator has looked, and says whether the save of this tag is a checkpoint. The coordinator looks,
-  // too. OUTCOME_DIFFERS if it sees something else, or does not see the checkpoint that is said to be there;
-  // UNKNOWN_SAVE if no save of this tag has ended so. A second call answers as the first.
+  // An operator has looked, and states whether the save of this tag is a checkpoint. The coordinator looks,
+  // too. OUTCOME_DIFFERS if it sees something else, or does not see the checkpoint that the operator has
+  // seen; UNKNOWN_SAVE if no save of this tag has ended INDETERMINATE. A repeated call gets the same answer.
   void Settle(const std::string& tag, bool is_checkpoint, Answer answer);
 
  private:
@@ -69,7 +69,7 @@ class UnknownOutcomes {
     SharedSave save;
     bool asking = false;
     Instant next_look;
-    std::vector<Word> words;  // Of operators.
+    std::vector<Word> words;  // Statements of operators.
   };
 
   void Look(Unknown& unknown);

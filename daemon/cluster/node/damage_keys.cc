@@ -45,7 +45,7 @@ void DamageKeys::Mark(const storage::v1::Damage& damage, Done marked) {
       clock_->Now() + options_.patience,
       [this, damage](LedgerCalls::Answer<absl::Status> done) { ledger_->Mark(damage, std::move(done)); },
       [this, sequence, damage, marked = std::move(marked)](const absl::Status& answer) mutable {
-        // Another node's description, if it was the first, comes with the key.
+        // If another node has marked it first, that node's description comes with the key.
         if (const auto known = known_.find(sequence);
             answer.ok() && (known == known_.end() || !known->second))
           Set(sequence, damage);

@@ -1,4 +1,4 @@
-// The damaged checkpoints of a run, as etcd knows them: no attempt resumes from them, on any node.
+// The damage marks of a run's checkpoints in etcd: no attempt on any node resumes from a marked checkpoint.
 #ifndef CKPTD_DAEMON_CLUSTER_NODE_DAMAGE_KEYS_H_
 #define CKPTD_DAEMON_CLUSTER_NODE_DAMAGE_KEYS_H_
 
@@ -23,8 +23,8 @@
 
 namespace ckptd {
 
-// Knows the marks of all nodes as the owner is told of them, over all registrations, and writes those of this
-// one. Used on one thread.
+// Keeps the marks of all nodes, which the owner passes to OnMark, across registrations, and writes those of
+// this node. Used on one thread.
 class DamageKeys {
  public:
   using Done = absl::AnyInvocable<void(absl::Status)>;
@@ -37,26 +37,27 @@ class DamageKeys {
     std::string run;     // For messages.
     Duration patience = std::chrono::seconds(30);
     LedgerCalls::WhyUnregistered why_unregistered = nullptr;
-    std::shared_ptr<const EndedRemovals> ended_removals = nullptr;  // As that of CheckpointDamage.
+    std::shared_ptr<const EndedRemovals> ended_removals = nullptr;  // See CheckpointDamage.
   };
   // `etcd` and `clock` must outlive it.
   DamageKeys(Etcd* etcd, Clock* clock, Options options, Changed changed);
 
-  // Null: there is none.
+  // The present registration; null: none.
   void SetNode(const NodeIdentity* node);
   void OnTick() { calls_.OnTick(); }
 
-  // What `damaged/<sequence>` holds; null: there is no such key.
+  // Etcd shows this value of `damaged/<sequence>`; null: there is no such key.
   void OnMark(int64_t sequence, const std::string* value);
 
-  // OK: it is marked, and `changed` has run. As CheckpointDamage; LEDGER_UNAVAILABLE after the patience.
+  // OK: the checkpoint is marked, and `changed` has run. Else as CheckpointDamage; LEDGER_UNAVAILABLE after
+  // the patience.
   void Mark(const storage::v1::Damage& damage, Done marked);
   void Clear(int64_t sequence, Done cleared);
 
-  // Marks what was found in the root as etcd says. What the root alone knows, as that of a run that has come
-  // from another etcd, is told to etcd.
+  // Sets the mark of a checkpoint that was found in the root to etcd's mark. Writes a mark that only the root
+  // has, as in a run that has come from another etcd, to etcd.
   void Apply(CommittedCheckpoint* checkpoint);
-  // The sequences of all that are marked, also of those that have been removed since.
+  // The sequences of all marked checkpoints, also of those that have been removed since.
   std::set<int64_t> damaged() const;
 
  private:
@@ -70,7 +71,7 @@ class DamageKeys {
   LedgerCalls calls_;
   std::unique_ptr<CheckpointDamage> ledger_;  // Of the present registration.
   std::map<int64_t, Damage> known_;           // By sequence.
-  std::set<int64_t> remembering_;             // Etcd is told that they are damaged.
+  std::set<int64_t> remembering_;             // Their marks are being written to etcd.
 };
 
 }  // namespace ckptd

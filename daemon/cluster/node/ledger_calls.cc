@@ -10,7 +10,7 @@
 namespace ckptd {
 namespace {
 
-// Another try may be answered, perhaps by the next registration.
+// Whether another try may succeed, perhaps with the next registration.
 bool MayBeMended(const absl::Status& error) {
   const std::string reason = ReasonOf(error);
   return reason == ledger_reason::kUnavailable || reason == ledger_reason::kFull ||
@@ -18,7 +18,7 @@ bool MayBeMended(const absl::Status& error) {
          reason == ledger_reason::kLaunchIdsDiffer;
 }
 
-// Of what may be mended, that which the caller can mend.
+// Whether an error that another try may mend is also one that the caller can mend.
 bool IsAnswer(const absl::Status& error) { return ReasonOf(error) == ledger_reason::kLaunchIdsDiffer; }
 
 }  // namespace

@@ -18,12 +18,12 @@
 
 namespace ckptd {
 
-// A call is made while this node is registered, and repeated, with a backoff, while etcd is away or after the
-// registration with which it was made has ended: so calls must be idempotent. At its deadline it is answered
-// with LEDGER_UNAVAILABLE, which names what it waits for, or with the reason why this node is not registered;
-// whether it was carried out is not known then. A launch that looks like a part of another one may turn out
-// to follow it, so LAUNCH_IDS_DIFFER is asked again, too, and is the answer only at the deadline. Used on one
-// thread.
+// A call is sent while this node is registered, and repeated, with a backoff, while etcd is away or after the
+// registration with which it was sent has ended, so calls must be idempotent. At its deadline a call fails
+// with LEDGER_UNAVAILABLE, which names what the call waits for, or with the reason why this node is not
+// registered; it is then not known whether etcd has applied the call. A call that gets LAUNCH_IDS_DIFFER is
+// repeated, too, and fails with that error only at the deadline, because a launch that looks like a part of
+// another one may turn out to follow it. Used on one thread.
 class LedgerCalls {
  public:
   template <typename T>
@@ -36,12 +36,12 @@ class LedgerCalls {
   LedgerCalls(Clock* clock, std::string run, WhyUnregistered why = nullptr)
       : clock_(clock), run_(std::move(run)), why_unregistered_(std::move(why)) {}
 
-  // `what`: "to join the run". `send` calls, and may run within Ask; it is dropped with this object. T is
-  // absl::Status or absl::StatusOr.
+  // `what`: for messages, as in "to join the run". `send` sends the call, and may run within Ask. Calls under
+  // way are dropped with this object. T is absl::Status or absl::StatusOr.
   template <typename T>
   void Ask(const std::string& what, Instant deadline, std::function<void(Answer<T>)> send, Answer<T> answer);
 
-  // With false, calls under way are repeated with the next registration.
+  // After false, calls under way are repeated with the next registration.
   void SetRegistered(bool registered);
   void OnTick();
 
@@ -58,7 +58,7 @@ class LedgerCalls {
   };
 
   void Send(int64_t id);
-  // Whether the answer is final: then the call is forgotten.
+  // Whether the answer is final. If so, removes the call.
   bool IsAnswered(int64_t id, int64_t round, const absl::Status& status);
   void Expire();
   absl::Status NotInTime(const Call& call) const;

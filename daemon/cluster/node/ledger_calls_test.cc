@@ -130,7 +130,7 @@ TEST_F(LedgerCallsTest, DeadlineWithoutARegistrationSaysSo) {
   EXPECT_THAT(std::string(last_.message()), HasSubstr("not registered"));
 }
 
-// Whoever looks at the way to etcd would look in vain.
+// An operator who checked the connection to etcd would find nothing.
 TEST_F(LedgerCallsTest, DeadlineWithoutARegistrationSaysWhyThereIsNone) {
   LedgerCalls calls(&clock_, "run /shared", [] {
     return MakeError(absl::StatusCode::kFailedPrecondition, "LEDGER_RESTORED", "restart it");

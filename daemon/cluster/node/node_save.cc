@@ -85,7 +85,8 @@ NodeSave::Request NodeSave::NextReport() const {
   return Request::kNone;
 }
 
-// A no that was answered with ADMITTED came too late to be a vote: it is said again, as a failed part.
+// A rejection that was answered with ADMITTED came too late to be a vote, so it is sent again as a failed
+// part.
 void NodeSave::Answered(Request request, const SaveState& state) {
   last_error.clear();
   backoff.Succeeded();

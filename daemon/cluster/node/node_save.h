@@ -1,4 +1,4 @@
-// What one node has to report to etcd about one save: a state machine without I/O.
+// The requests of one node to etcd about one save: a state machine without I/O.
 #ifndef CKPTD_DAEMON_CLUSTER_NODE_NODE_SAVE_H_
 #define CKPTD_DAEMON_CLUSTER_NODE_NODE_SAVE_H_
 
@@ -18,7 +18,8 @@ namespace ckptd {
 
 // Whether a save has ended, as a checkpoint or not.
 bool HasEnded(const ledger::v1::SaveState& state);
-// Whether a save in state `before` may be in state `after` later. What etcd shows of a save may be old.
+// Whether `after` is a later phase of a save than `before`. A state from a watch may be older than a known
+// one.
 bool IsLater(const ledger::v1::SaveState& before, const ledger::v1::SaveState& after);
 
 class NodeSave {
@@ -28,13 +29,13 @@ class NodeSave {
   NodeSave(Instant admission_deadline, std::vector<int> taking_part)
       : deadline(admission_deadline), ranks(std::move(taking_part)) {}
 
-  // What to ask of etcd next.
+  // The next request to send to etcd.
   Request Next() const;
-  // Etcd has answered `request`, with the save as it is.
+  // Etcd has answered `request`, with the save's present state.
   void Answered(Request request, const ledger::v1::SaveState& state);
   // Whether the save may still wait for its admission, as far as this node knows.
   bool IsUndecided() const;
-  // It has this sequence; what was reported for another one does not count.
+  // The save has this sequence. Reports that were made for another sequence do not count.
   void Bind(const SharedSave& found);
   // Sends the acceptance again, although etcd has answered it.
   void VoteAgain();
@@ -42,31 +43,31 @@ class NodeSave {
   std::string WaitsFor() const;
 
   const Instant deadline;        // Of the admission.
-  const std::vector<int> ranks;  // That have something to save, as this node's ranks name them; empty: all.
-  // Sequence 0: not known yet. OPEN: the save gets this sequence if all nodes vote for it before any other
-  // save gets it.
+  const std::vector<int> ranks;  // That have something to save, by this node's ranks; empty: all.
+  // Sequence 0: not known yet. OPEN: this is a prepared save, whose sequence the save gets if all nodes vote
+  // for it before another save gets the sequence.
   SharedSave save;
 
   // What the owner has reported.
   bool accepted = false, sealed = false, durable = false;
-  std::optional<storage::v1::RetentionPolicy> retention;  // If accepted, and a rank of this node names it.
+  std::optional<storage::v1::RetentionPolicy> retention;  // If accepted, and a rank of this node names one.
   std::string digest;                                     // If durable.
   std::optional<ledger::v1::SaveEnd> failed;              // A rejection, or why the part has failed.
 
-  // The longest time that it waits without an answer; unset: until the deadline.
+  // How long the save waits at most without an answer of etcd; unset: until the deadline.
   std::optional<Duration> skip_after;
   std::optional<Instant> silent_since;  // Since when a request has had no answer; unset: all are answered.
-  Instant answered_at;                  // When etcd has answered the last one.
+  Instant answered_at;                  // When etcd last answered a request.
   bool asking = false;                  // A request is under way.
-  // The owner was told that the save fails with this, and is told no more.
+  // If set, the owner was told that the save fails with this error, and gets no later state.
   std::optional<absl::Status> given_up;
   bool released = false;          // No promise of memory counts any more, and the owner was told so.
-  bool refused = false;           // Etcd does not take this node's reports; the coordinator ends the save.
-  bool rejection_counts = false;  // Etcd has answered the rejection.
-  bool passed_over = false;       // Another save got the prepared sequence: this one asks for one of its own.
-  std::string vote;               // The value of this node's key, if it is known.
+  bool refused = false;           // The ledger refuses this node's reports; the coordinator ends the save.
+  bool rejection_counts = false;  // Etcd has recorded the rejection or the failure.
+  bool passed_over = false;       // Another save got the prepared sequence, so this save needs its own.
+  std::string vote;               // The value of this node's vote key, if known.
   Backoff backoff;
-  std::string last_error;  // Of the request that was asked last; empty: it was answered.
+  std::string last_error;  // Of the last request; empty: it was answered.
 
  private:
   Request NextReport() const;

@@ -26,7 +26,7 @@ NodesLedger::NodesLedger(Etcd* etcd, Clock* clock, Options options)
       options_(std::move(options)),
       calls_(clock, absl::StrCat("run ", options_.path), options_.why_unregistered) {}
 
-// What etcd knows of living processes went with the earlier registration.
+// The key with this node's live processes was removed with the earlier registration, so they join again.
 void NodesLedger::SetNode(const NodeIdentity* node) {
   node_.reset();
   ledger_ = nullptr;
@@ -84,10 +84,12 @@ void NodesLedger::Join(const JoinSpec& spec, Answer<absl::StatusOr<int64_t>> ans
       });
 }
 
-// Until etcd knows that it lives, or it has ended: else another job's launch could join beside it.
+// Repeats the join until etcd knows that the process lives, or the process has ended: otherwise another job's
+// launch could join beside it.
 void NodesLedger::JoinAgain(const JoinSpec& spec) {
   using Result = absl::StatusOr<int64_t>;
-  if (!joining_again_.insert(spec.instance).second) return;  // LedgerCalls asks the new registration, too.
+  // LedgerCalls repeats a call that is under way with the new registration.
+  if (!joining_again_.insert(spec.instance).second) return;
   calls_.Ask<Result>(
       "to join again", Instant::max(),
       [this, spec](Answer<Result> done) {
@@ -163,8 +165,8 @@ void NodesLedger::ProcessEnded(const std::string& instance) {
 
 // ---- decisions
 
-// Etcd is asked once for each attempt: what the attempt does afterwards is compared with the one that acts
-// then. So a Begin waits for etcd no longer than its own deadline.
+// Asks etcd once for each attempt: every later action of the attempt is compared with the active attempt
+// anyway. So a Begin waits for etcd no longer than its own deadline.
 void NodesLedger::Activate(int64_t attempt, Answer<absl::Status> answer) {
   if (telling_ > 0)
     return after_telling_.push_back({attempt, clock_->Now() + options_.patience, std::move(answer)});
@@ -197,7 +199,7 @@ void NodesLedger::DecideResume(int64_t attempt, const ResumeChoice& newest,
       });
 }
 
-// For retention, which keeps what is resumed from.
+// For retention, which keeps the checkpoint that an attempt resumes from.
 void NodesLedger::RememberResume(int64_t attempt, const ResumeChoice& choice) {
   storage::v1::Launch& launch = LaunchOf(attempt);
   launch.set_resume_decided(true);
@@ -273,7 +275,7 @@ void NodesLedger::AgreeResume(int64_t attempt, int64_t sequence, Answer<absl::St
       });
 }
 
-// ---- what SharedRun decides
+// ---- decisions that SharedRun makes
 
 void NodesLedger::Admit(int64_t, Answer<absl::StatusOr<int64_t>> answer) { answer(NotAsked("Admit")); }
 
@@ -283,7 +285,7 @@ void NodesLedger::AdmitAdopted(int64_t, int64_t, int64_t, Answer<absl::StatusOr<
                                 ", a root that several nodes share; adopt them in a root of one node")));
 }
 
-// ---- what this daemon remembers
+// ---- state of this daemon alone
 
 void NodesLedger::RecordOutcome(const storage::v1::Outcome& outcome, Answer<absl::Status> recorded) {
   constexpr int kRememberedOutcomes = 64;

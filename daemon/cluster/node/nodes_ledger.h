@@ -1,4 +1,4 @@
-// The ledger of a run that several nodes share: EtcdLedger, over all registrations of this node.
+// The ledger of a run that several nodes share: makes an EtcdLedger for each registration of this node.
 #ifndef CKPTD_DAEMON_CLUSTER_NODE_NODES_LEDGER_H_
 #define CKPTD_DAEMON_CLUSTER_NODE_NODES_LEDGER_H_
 
@@ -25,31 +25,31 @@
 
 namespace ckptd {
 
-// A decision that etcd does not answer is asked for again, for `patience`; then it is answered with
-// LEDGER_UNAVAILABLE. After a new registration the processes that have joined, and live, join again.
+// A request that etcd does not answer is repeated for `patience`, and then answered with LEDGER_UNAVAILABLE.
+// After a new registration all live processes that have joined before join again.
 //
-// What concerns one daemon alone is kept in its memory: how saves have ended, and the retention policy in
-// force. Across restarts etcd knows the ends of saves, and the next saves bring their policy.
+// The daemon keeps in memory how saves have ended, and the retention policy in force. After a restart etcd
+// has the ends of saves, and the next saves bring their policy.
 class NodesLedger : public Ledger {
  public:
   struct Options {
     std::string cluster_prefix;  // Of all keys of ckptd in this etcd, with the slash at its end.
     std::string run_prefix;      // Of the run's keys, likewise.
-    std::string run_id;          // What the root's file holds.
+    std::string run_id;          // The id in the root's file.
     std::string path;            // Of the root, as the processes of the launch name it; also for messages.
     Duration patience = std::chrono::seconds(30);
     LedgerCalls::WhyUnregistered why_unregistered = nullptr;
-    // Whether the run's owner may have more keys in etcd. Null: these are not counted.
+    // Whether the run's owner may have more keys in etcd. Null: no limit.
     std::function<absl::Status()> check_use = nullptr;
   };
   // `etcd` and `clock` must outlive it.
   NodesLedger(Etcd* etcd, Clock* clock, Options options);
 
-  // Null: there is none.
+  // The present registration; null: none.
   void SetNode(const NodeIdentity* node);
   void OnTick();
 
-  // LIMIT_EXCEEDED if the run's owner has as much in etcd as it may. ROOT_NOT_SHARED also if the nodes of the
+  // LIMIT_EXCEEDED if the run's owner may have no more keys in etcd. ROOT_NOT_SHARED if the nodes of the
   // launch have found different runs under this path.
   void Join(const JoinSpec& spec, Answer<absl::StatusOr<int64_t>> answer) override;
   // Always empty: only etcd knows the processes of other nodes, and Join refuses or fences them.
@@ -65,19 +65,19 @@ class NodesLedger : public Ledger {
 
   // Not called: SharedRun decides these.
   void Admit(int64_t attempt, Answer<absl::StatusOr<int64_t>> answer) override;
-  // No-op: NodesRun raises it to the highest in the root, with each registration and at each scan.
+  // No-op: NodesRun raises the last sequence to the highest in the root, with each registration and scan.
   void RaiseSequence(int64_t) override {}
-  // Likewise.
+  // No-op, for the same reason.
   void RaiseAttempt(int64_t) override {}
   // SHARED_ROOT_UNSUPPORTED.
   void AdmitAdopted(int64_t above, int64_t below, int64_t more,
                     Answer<absl::StatusOr<int64_t>> answer) override;
 
-  // Asked of etcd until it answers. Until then Activate waits: a save of this node must not be committed
-  // before the coordinator can know that retention is to leave other checkpoints alone.
+  // Repeated until etcd answers. Activate waits for that answer: no save of this node may be committed before
+  // the coordinator can know that retention must leave other checkpoints alone.
   void ResumeFailed(int64_t attempt, int64_t sequence) override;
-  // The next DecidedResume tells etcd, and makes record().retained_through() what etcd says, before its
-  // answer.
+  // The next DecidedResume reports this to etcd and sets record().retained_through() from etcd's answer,
+  // before it answers itself.
   void Committed(int64_t attempt) override { committed_.insert(attempt); }
   void RecordOutcome(const storage::v1::Outcome& outcome, Answer<absl::Status> recorded) override;
   void WriteHistory(Answer<absl::Status> written) override { written(absl::OkStatus()); }
@@ -96,7 +96,8 @@ class NodesLedger : public Ledger {
     Instant deadline;
     Answer<absl::Status> answer;
   };
-  // Of the processes of one launch: those that come while its root is compared are served by the next time.
+  // The joins of one launch. Those that come while the launch's root is compared wait for the next
+  // comparison.
   struct Claims {
     bool under_way = false;
     std::vector<PendingJoin> waiting;
@@ -119,15 +120,15 @@ class NodesLedger : public Ledger {
   std::optional<NodeIdentity> node_;
   std::unique_ptr<EtcdLedger> ledger_;      // Of the present registration.
   std::map<std::string, JoinSpec> living_;  // By instance.
-  std::set<std::string> joining_again_;     // Of those.
+  std::set<std::string> joining_again_;     // Those of `living_` that are joining again.
   std::map<std::string, Claims> claims_;    // By launch; since the last SetNode.
   std::optional<CallbackScope> claiming_;   // Of the present registration.
   std::function<void(int64_t)> active_changed_;
-  int64_t active_ = -1;          // For all that is known; the watcher, if there is one, knows it.
-  std::set<int64_t> committed_;  // Attempts that etcd has not been told of.
+  int64_t active_ = -1;          // The newest known active attempt, which the watcher, if any, was told.
+  std::set<int64_t> committed_;  // Attempts whose commits were not reported yet.
   int telling_ = 0;              // Calls of ResumeFailed that etcd has not answered.
   std::deque<Activation> after_telling_;
-  int64_t activated_ = -1;  // The last attempt that this node has let act.
+  int64_t activated_ = -1;  // The last attempt that this node has activated.
   storage::v1::RunRecord record_;
 };
 

@@ -18,8 +18,8 @@ using ledger::v1::NodeResumed;
 
 namespace {
 
-// Damage has been marked for all nodes: their ranks go on with the next older checkpoint, as those that have
-// found it.
+// The damage is marked for all nodes, so their ranks resume from the next older checkpoint, as the ranks that
+// have found it do.
 absl::Status FailureOf(const std::string& node, const ledger::v1::SaveEnd& failure) {
   if (failure.reason() == reason::kCheckpointDamaged) {
     return MakeError(absl::StatusCode::kDataLoss, reason::kCheckpointDamaged,
@@ -91,7 +91,7 @@ void NodesResume::Report(Round& round, const absl::Status& mine) {
   report.set_sequence(round.sequence);
   if (!mine.ok()) *report.mutable_failure() = EndOf(mine);
   round.said = report.SerializeAsString();
-  // A request of an earlier report that is made again must not take this one back.
+  // If the request of an earlier report is repeated, it must not overwrite this report: it sends `last`, too.
   std::shared_ptr<std::string>& last = said_[attempt];
   if (last == nullptr) last = std::make_shared<std::string>();
   *last = round.said;
@@ -166,7 +166,7 @@ NodesResume::View NodesResume::ViewOf(const Round& round) const {
 void NodesResume::Look(int64_t attempt) {
   const auto found = rounds_.find(attempt);
   if (found == rounds_.end() || !found->second.reports_known || !found->second.ranks_known) return;
-  if (name_.empty()) return;  // Which of the reports is its own?
+  if (name_.empty()) return;  // It is not known which report is this node's.
   Round& round = found->second;
   const View view = ViewOf(round);
   if (!view.failure.ok()) return End(attempt, view.failure);
@@ -201,7 +201,7 @@ absl::Status NodesResume::NotInTime(const Round& round) const {
 void NodesResume::End(int64_t attempt, const absl::Status& result) {
   const auto found = rounds_.find(attempt);
   if (found == rounds_.end()) return;
-  // It may be a mirror that calls: it ends when it has returned.
+  // The caller may be a mirror of this round, so the round lives until this function returns.
   const auto round = std::make_shared<Round>(std::move(found->second));
   rounds_.erase(found);
   round->done(result);

@@ -23,8 +23,8 @@
 
 namespace ckptd {
 
-// Each node writes one key for an attempt, and follows those of the others. The node that sees all of them
-// asks the ledger to agree, as do the others: the ledger decides once. Used on one thread.
+// Each node writes one key for an attempt, its report, and follows the reports of the other nodes. Each node
+// that sees all reports asks the ledger to agree; the ledger decides once. Used on one thread.
 class NodesResume {
  public:
   using Done = absl::AnyInvocable<void(absl::Status)>;
@@ -37,21 +37,22 @@ class NodesResume {
   // `etcd`, `clock` and `ledger` must outlive it.
   NodesResume(Etcd* etcd, Clock* clock, Ledger* ledger, Options options);
 
-  // Null: there is none.
+  // The present registration; null: none.
   void SetNode(const NodeIdentity* node);
   void OnTick();
 
-  // `mine` OK: all ranks of this node have read their part of what the attempt resumes from. Answers with OK
-  // when those of all nodes have, and the ledger has written that down; with the error of a node whose rank
-  // could not (ABORTED, reason RESUME_FAILED, or CHECKPOINT_DAMAGED, naming the node); DEADLINE_EXCEEDED,
-  // reason RESUME_INCOMPLETE, names the nodes that have not said it. A later call for the same attempt
-  // replaces an earlier one, which is answered ABORTED.
+  // `mine` OK: all ranks of this node have read their parts of the checkpoint from which the attempt resumes.
+  // Answers with OK when the ranks of all nodes have, and the ledger has recorded that; with the error of a
+  // node with a rank that could not (ABORTED, reason RESUME_FAILED, or CHECKPOINT_DAMAGED, naming the node);
+  // or with DEADLINE_EXCEEDED, reason RESUME_INCOMPLETE, which names the nodes that have not reported. A
+  // later call for the same attempt replaces an earlier one, which is answered with ABORTED.
   void Finish(int64_t attempt, int64_t sequence, const absl::Status& mine, Instant deadline, Done done);
 
  private:
   struct Round {
     int64_t attempt = 0, sequence = 0;
-    int64_t number = 0;  // Of all rounds: an answer to an earlier round of the attempt does not end this one.
+    // Counts all rounds: an answer to an earlier round of the attempt does not end this one.
+    int64_t number = 0;
     Instant deadline;
     Done done;
     std::string said;  // This node's report.
@@ -60,10 +61,10 @@ class NodesResume {
     bool reports_known = false, ranks_known = false;
     absl::Status mirror_error;  // Not OK: the mirrors have ended, and are made anew at the next tick.
   };
-  // What the nodes have said so far.
+  // The reports of the nodes so far.
   struct View {
-    // Nodes that have ranks and have said nothing of this sequence; this one also while etcd has what it said
-    // in an earlier round.
+    // Nodes that have ranks and have not reported on this sequence; this node also while etcd has its report
+    // of an earlier round.
     std::vector<std::string> silent;
     int missing_ranks = 0;  // That have not joined on any node.
     absl::Status failure;

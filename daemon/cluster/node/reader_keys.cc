@@ -20,7 +20,7 @@ void ReaderKeys::SetNode(const NodeIdentity* node) {
   readers_ = std::make_unique<CheckpointReaders>(
       etcd_, CheckpointReaders::Options{options_.prefix, *node, options_.run, options_.ended_removals});
   calls_.SetRegistered(true);
-  // The keys of the earlier registration went with its lease.
+  // The keys of the earlier registration were removed with its lease.
   std::vector<int64_t> read;
   for (const auto& [sequence, reading] : reading_) {
     const bool asks = reading.key == Key::kBeginning || reading.key == Key::kEnding;
@@ -36,8 +36,8 @@ void ReaderKeys::Acquire(int64_t sequence, Done acquired) {
   Step(sequence);
 }
 
-// Of a key that is there, this changes nothing; one that went with a registration is written anew, if nobody
-// has decided to remove the checkpoint meanwhile.
+// Changes nothing if the key exists. If it was removed with a registration, it is written again, unless a
+// removal of the checkpoint was decided meanwhile.
 void ReaderKeys::Confirm(int64_t sequence, Done confirmed) {
   calls_.Ask<absl::Status>(
       absl::StrCat("whether the checkpoint of sequence ", sequence, " is being removed from"),
@@ -57,14 +57,14 @@ void ReaderKeys::Release(int64_t sequence) {
 void ReaderKeys::Step(int64_t sequence) {
   Reading& reading = reading_.at(sequence);
   const bool waits = !reading.waiting.empty();
-  // Without a registration there is no key any more. The next one writes it anew, if nobody has decided to
-  // remove the checkpoint meanwhile.
+  // Without a registration there is no key any more. The next registration writes it again, unless a removal
+  // of the checkpoint was decided meanwhile.
   if (waits && reading.key == Key::kHeld && readers_ != nullptr) return Begun(sequence, absl::OkStatus());
   if (waits && (reading.key == Key::kHeld || reading.key == Key::kNone))
     return Begin(sequence, clock_->Now() + options_.patience);
   if (reading.key == Key::kHeld && reading.readers == 0) return End(sequence, Instant::max());
   if (reading.key != Key::kNone || reading.readers > 0) return;
-  // Within the patience of a reader who may come meanwhile.
+  // Bounded, because a reader that comes meanwhile waits for this.
   if (reading.unsure) return End(sequence, clock_->Now() + options_.patience);
   reading_.erase(sequence);
 }
@@ -91,7 +91,8 @@ void ReaderKeys::Begun(int64_t sequence, const absl::Status& begun) {
     Step(sequence);
 }
 
-// The key tells the other nodes that this one reads until that was answered, so no reader gets OK meanwhile.
+// Until etcd has answered, it is not known whether the key still protects the checkpoint, so no reader gets
+// OK meanwhile.
 void ReaderKeys::End(int64_t sequence, Instant deadline) {
   reading_.at(sequence).key = Key::kEnding;
   calls_.Ask<absl::Status>(

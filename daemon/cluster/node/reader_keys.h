@@ -1,4 +1,4 @@
-// The reader keys of this node: no node removes a checkpoint while this one has a key for it.
+// The reader keys of this node: no node removes a checkpoint while this node has a key for it.
 #ifndef CKPTD_DAEMON_CLUSTER_NODE_READER_KEYS_H_
 #define CKPTD_DAEMON_CLUSTER_NODE_READER_KEYS_H_
 
@@ -20,8 +20,8 @@
 
 namespace ckptd {
 
-// CheckpointReaders has one key of this node for each checkpoint; this counts the readers behind it. Used on
-// one thread.
+// CheckpointReaders writes one key of this node for each checkpoint; this class counts the readers that share
+// the key. Used on one thread.
 class ReaderKeys {
  public:
   using Done = absl::AnyInvocable<void(absl::Status)>;
@@ -31,33 +31,34 @@ class ReaderKeys {
     std::string run;     // For messages.
     Duration patience = std::chrono::seconds(30);
     LedgerCalls::WhyUnregistered why_unregistered = nullptr;
-    std::shared_ptr<const EndedRemovals> ended_removals = nullptr;  // As that of CheckpointReaders.
+    std::shared_ptr<const EndedRemovals> ended_removals = nullptr;  // See CheckpointReaders.
   };
   // `etcd` and `clock` must outlive it.
   ReaderKeys(Etcd* etcd, Clock* clock, Options options);
 
-  // Null: there is none. Reads continue; a new registration writes the keys again. If the checkpoint has been
-  // removed meanwhile, its readers find no files.
+  // The present registration; null: none. Without a registration reads continue, and the next one writes the
+  // keys again. If a checkpoint has been removed meanwhile, its readers find no files.
   void SetNode(const NodeIdentity* node);
   void OnTick();
-  // This node has no reader key.
+  // Whether this node has no reader key.
   bool idle() const { return reading_.empty(); }
 
-  // From OK until as many calls of Release, no node removes the checkpoint. BEING_REMOVED if that is decided
-  // already; LEDGER_UNAVAILABLE after `patience`.
+  // After OK no node removes the checkpoint until Release, which must be called once for each OK.
+  // BEING_REMOVED if the removal is already decided; LEDGER_UNAVAILABLE after `patience`.
   void Acquire(int64_t sequence, Done acquired);
-  // While it is acquired: asks etcd once more, for a registration may have been lost meanwhile. OK: no node
-  // has removed the checkpoint since. BEING_REMOVED; LEDGER_UNAVAILABLE after the patience.
+  // Between Acquire and Release: asks etcd once more, because a registration may have been lost meanwhile.
+  // OK: no node has removed the checkpoint since Acquire. BEING_REMOVED; LEDGER_UNAVAILABLE after the
+  // patience.
   void Confirm(int64_t sequence, Done confirmed);
   void Release(int64_t sequence);
 
  private:
   enum class Key { kNone, kBeginning, kHeld, kEnding };
   struct Reading {
-    int readers = 0;  // That were told OK.
+    int readers = 0;  // Those whose Acquire was answered with OK.
     std::vector<Done> waiting;
     Key key = Key::kNone;
-    // A Begin has failed, and etcd may have carried it out, or may do so later: the key must be removed.
+    // A Begin has failed, but etcd may have applied it, or may apply it later: the key must be removed.
     bool unsure = false;
   };
 

@@ -19,7 +19,7 @@ using ledger::v1::SaveState;
 namespace {
 
 constexpr Duration kLongestWait = std::chrono::hours(24);
-// With SKIP, while the save waits for other nodes.
+// With SKIP, how often a node repeats its vote while the save waits for other nodes.
 constexpr Duration kVoteAgainAfter = std::chrono::seconds(1);
 
 absl::Status NotInTime(const std::string& node, const NodeSave& part) {
@@ -48,7 +48,7 @@ absl::Status OtherRanks(const std::string& tag, const std::vector<int>& proposed
 
 SaveName NameOf(const SaveState& state) { return {state.attempt(), state.tag(), state.ordinal()}; }
 
-// Also if that was unknown when it ended.
+// Whether the save is a checkpoint, even if that was unknown when it ended.
 bool IsCheckpoint(const SaveState& state) {
   return state.phase() == SaveState::COMMITTED || state.found() == SaveState::IS_CHECKPOINT;
 }
@@ -58,8 +58,8 @@ bool IsOfAnother(const SaveName& name, const SaveState& state) {
   return state.phase() != SaveState::OPEN && NameOf(state) != name;
 }
 
-// Why a save ends whose deadline passes while etcd answers. What has accepted it only waits: the decision
-// names the ranks that are missing (EndByMissingRanks).
+// Why this node rejects a save whose deadline passes while etcd answers. A node that has accepted the save
+// only waits for other nodes: the coordinator's decision names the missing ranks (EndByMissingRanks).
 absl::Status NotAdmitted(bool accepted) {
   if (accepted)
     return MakeError(
@@ -107,7 +107,7 @@ NodeSave* SharedSaves::Find(const SaveName& name) {
   return found == parts_.end() ? nullptr : &found->second;
 }
 
-// ---- what the owner says
+// ---- calls of the owner
 
 void SharedSaves::Begin(const SaveName& name, Instant admission_deadline, std::vector<int> ranks) {
   const auto [part, is_new] = parts_.try_emplace(name, admission_deadline, std::move(ranks));
@@ -176,7 +176,7 @@ std::optional<SaveState> SharedSaves::Shown(int64_t sequence) const {
   return state;
 }
 
-// ---- what is asked of etcd
+// ---- requests to etcd
 
 void SharedSaves::Ask(const SaveName& name) {
   NodeSave* const part = Find(name);
@@ -189,7 +189,7 @@ void SharedSaves::Ask(const SaveName& name) {
   Send(name, *part, request);
 }
 
-// What etcd shows need not be asked for.
+// If the watch shows the save, no request is needed.
 void SharedSaves::BeginAt(const SaveName& name, const NodeSave& part) {
   if (!Known(name, part)) return Send(name, part, Request::kBegin);
   options_.post(callbacks_.Guard([this, name] { TellKnown(name); }));
@@ -206,7 +206,7 @@ void SharedSaves::TellKnown(const SaveName& name) {
   Ask(name);
 }
 
-// The save as etcd shows it, or one that is made in advance and that it may become.
+// The save as the watch shows it, or a prepared save whose sequence it may get.
 std::optional<SharedSave> SharedSaves::Known(const SaveName& name, const NodeSave& part) const {
   const auto sequence = sequences_.find(name);
   if (sequence == sequences_.end()) return OpenFor(name, part);
@@ -258,8 +258,7 @@ void SharedSaves::Send(const SaveName& name, const NodeSave& part, Request reque
     proposal.set_tag(name.tag);
     proposal.set_ordinal(name.ordinal);
     proposal.mutable_ranks()->Add(part.ranks.begin(), part.ranks.end());
-    // In whole seconds: the votes of nodes that begin together are equal, so that the last one can compare
-    // them.
+    // In whole seconds, so that nodes that begin together send equal votes, which the last vote can compare.
     proposal.set_admission_ms(1000 * std::chrono::ceil<std::chrono::seconds>(longest_wait).count());
   }
   switch (request) {
@@ -294,7 +293,7 @@ void SharedSaves::OnAnswer(const SaveName& name, Request request, int64_t sequen
   NodeSave* const part = Find(name);
   if (part == nullptr || lost_) return;
   part->asking = false;
-  // What was said of a sequence that it has no longer.
+  // The answer is about a sequence that the save no longer has.
   if (part->save.sequence != sequence && request != Request::kBegin) return Ask(name);
   if (!answer.ok()) return OnError(name, request, answer.status());
   part->silent_since.reset();
@@ -311,7 +310,7 @@ void SharedSaves::OnAnswer(const SaveName& name, Request request, int64_t sequen
   Ask(name);
 }
 
-// The first Begin of any node names the ranks of the save.
+// The first Begin of any node has named the ranks of the save.
 void SharedSaves::CheckRanks(const SaveName& name, const SaveState& state) {
   NodeSave& part = *Find(name);
   const std::vector<int> proposed(state.ranks().begin(), state.ranks().end());
@@ -337,7 +336,7 @@ void SharedSaves::OnError(const SaveName& name, Request request, const absl::Sta
   Lose(error);
 }
 
-// ---- what etcd says
+// ---- changes in etcd
 
 void SharedSaves::OnStates(const std::vector<std::string>& keys) {
   SharedSave newest;
@@ -368,13 +367,13 @@ void SharedSaves::OnState(const SharedSave& save) {
     PassOver(passed_over);
     Ask(passed_over);
   }
-  if (name.tag.empty()) return;  // Unused.
+  if (name.tag.empty()) return;  // A prepared save that ended unused.
   sequences_[name] = save.sequence;
   if (Find(name) != nullptr) return Saw(name, save);
   if (IsCheckpoint(save.state) && hooks_.other_committed) hooks_.other_committed(save);
 }
 
-// Another save has got the sequence that this one was to get.
+// Another save has got the prepared sequence for which this save has voted.
 void SharedSaves::PassOver(const SaveName& name) {
   NodeSave& part = *Find(name);
   names_.erase(part.save.sequence);
@@ -419,8 +418,8 @@ void SharedSaves::OnTick() {
   }
 }
 
-// A no is said also of a save that this node has given up: the others must not wait for it, and what is
-// promised may count until then.
+// A node sends its rejection even for a save that it has given up: the other nodes must not wait for this
+// one, and its promise of memory may count until etcd has the rejection.
 void SharedSaves::CheckDeadline(const SaveName& name, NodeSave& part) {
   const Instant now = clock_->Now();
   if (now < part.deadline || part.given_up || !part.IsUndecided()) return;
@@ -432,9 +431,9 @@ void SharedSaves::CheckDeadline(const SaveName& name, NodeSave& part) {
   }
 }
 
-// With SKIP a save waits for room and for ranks, and not for etcd. While it waits for other nodes, its yes is
-// said again, to hear whether etcd answers. A no that etcd has is decided on by the coordinator, which may be
-// lost.
+// With SKIP a save waits for room and for ranks, but not for etcd. While it waits for other nodes, this node
+// repeats its acceptance to find out whether etcd answers. After a rejection it waits for the coordinator,
+// which may be lost, so this wait is bounded, too.
 void SharedSaves::CheckSilence(const SaveName& name, NodeSave& part) {
   if (!part.skip_after || part.given_up || !part.IsUndecided()) return;
   const Instant now = clock_->Now();

@@ -1,5 +1,5 @@
-// This node's side of the saves that span nodes: it reports to etcd what the node has done, and tells the
-// node the state of each save.
+// This node's side of saves that span nodes: reports the node's progress to etcd, and the state of each save
+// to the node.
 #ifndef CKPTD_DAEMON_CLUSTER_NODE_SHARED_SAVES_H_
 #define CKPTD_DAEMON_CLUSTER_NODE_SHARED_SAVES_H_
 
@@ -31,7 +31,7 @@
 
 namespace ckptd {
 
-// The name of a save, by which the nodes know it before it has a sequence.
+// The name of a save, by which the nodes identify it before it has a sequence.
 struct SaveName {
   int64_t attempt = 0;
   std::string tag;
@@ -44,33 +44,34 @@ struct SaveName {
 // is answered. Used on the engine's thread.
 class SharedSaves {
  public:
-  // They run in calls of Etcd, of OnTick and of Options::post, and must not destroy the object.
+  // They run in callbacks of Etcd, in OnTick, and in work that was given to Options::post, and must not
+  // destroy the object.
   struct Hooks {
-    // The save is known, or has reached a later phase; some phases may be left out. COMMITTED and ENDED, with
-    // ErrorOf(state.end()), are the last. OPEN: the save will get this sequence, unless another one follows
-    // before it is ADMITTED.
+    // The save has a sequence, or has reached a later phase; phases may be skipped. COMMITTED and ENDED, with
+    // ErrorOf(state.end()), are the last. OPEN: the save will get this sequence, unless this hook runs with
+    // another one before ADMITTED.
     std::function<void(const SaveName&, const SharedSave&)> changed;
-    // The save will be no checkpoint, because this node takes no part in it: FENCED, or LEDGER_UNAVAILABLE
-    // if etcd did not answer in time. No other hook but `released` runs for it after that.
+    // The save will be no checkpoint, because this node takes no part in it: FENCED; LEDGER_UNAVAILABLE if
+    // etcd did not answer in time; SKIPPED after SkipAfter. After that only `released` runs for the save.
     std::function<void(const SaveName&, const absl::Status&)> failed;
     // A save that this node has not begun is a checkpoint; may be null.
     std::function<void(const SharedSave&)> other_committed;
-    // Of all saves that etcd shows as checkpoints, this one has the highest sequence: when they have been
-    // listed, and then with each later one. May be null.
+    // This checkpoint has the highest sequence of all that etcd shows. Runs after the first listing, and for
+    // each later checkpoint. May be null.
     std::function<void(const SharedSave&)> newest_committed;
     // No other node counts on the memory of this node's parts any more. Runs once for each save that ends
-    // without a checkpoint, before or after the hook that tells its end.
+    // without a checkpoint, before or after the hook with its end.
     std::function<void(const SaveName&)> released;
-    // This object asks etcd nothing more and runs no hook any more: NODE_REPLACED, and errors of
-    // etcd_errors.h but for LEDGER_UNAVAILABLE and LEDGER_FULL. Begin the saves again in another object,
-    // which finds them. A save that was admitted and not sealed is lost with its registration.
+    // This object sends no request and runs no hook any more: NODE_REPLACED, or an error of etcd_errors.h
+    // except LEDGER_UNAVAILABLE and LEDGER_FULL. Begin the saves again in another object, which finds them in
+    // etcd. A save that was admitted and not sealed is lost with the registration.
     std::function<void(const absl::Status&)> lost;
   };
   struct Options {
     std::string prefix;  // Of the run's keys, with the slash at its end.
     NodeIdentity node;
     std::string run;  // For messages.
-    // Runs it later, on the thread that uses the object.
+    // Runs the work later, on the thread that uses the object.
     std::function<void(absl::AnyInvocable<void()>)> post;
     // How long after the deadline of a save this node waits until etcd has its rejection.
     Duration patience = std::chrono::seconds(10);
@@ -80,36 +81,37 @@ class SharedSaves {
   SharedSaves(Etcd* etcd, Clock* clock, Options options, Hooks hooks);
 
   void Start();
-  // A rank of this node begins the save, which is proposed, or found in its present state. A save that is not
-  // admitted at the deadline ends: RANKS_MISSING if this node has accepted it, ADMISSION_TIMEOUT if it has
-  // not. `ranks`: those of all nodes that have something to save, ascending; empty: all. SAVE_CONFLICT ends a
-  // save for which two nodes name different ranks. No-op if it has begun before.
+  // A rank of this node begins the save, which proposes it, or finds its present state. A save that is not
+  // admitted at the deadline ends: with RANKS_MISSING if this node has accepted it, else with
+  // ADMISSION_TIMEOUT. `ranks`: the ranks of all nodes that have something to save, ascending; empty: all
+  // ranks. A save for which two nodes name different ranks ends with SAVE_CONFLICT. No-op if this node has
+  // begun it before.
   void Begin(const SaveName& name, Instant admission_deadline, std::vector<int> ranks = {});
-  // Begin and Sealed in one, for a save whose parts this node has sealed: after a new registration, or by the
-  // daemon that has taken the parts over. It has no deadline, because what is sealed is finished.
+  // Begin and Sealed in one, for a save whose parts this node has sealed: after a new registration, or in the
+  // daemon that has taken over the parts. There is no deadline, because a sealed save is always finished.
   void BeginSealed(const SaveName& name, std::vector<int> ranks = {});
 
-  // As SharedRun::SkipAfter.
+  // As Authority::SkipAfter.
   void SkipAfter(const SaveName& name, Duration silence);
 
-  // These are no-ops for saves that have not begun, have ended or have failed.
-  // This node has the memory for its parts, and promises it: until `released` it uses that for nothing else.
-  // `retention`: which checkpoints its ranks keep after the commit; unset: none of them names that.
-  // SAVE_CONFLICT ends a save for which two nodes name different ones.
+  // The following calls are no-ops for saves that have not begun, have ended or have failed.
+  // This node has the memory for its parts, and promises to use it for nothing else until `released`.
+  // `retention`: which checkpoints its ranks keep after the commit; unset: none of the ranks names a policy.
+  // A save for which two nodes name different policies ends with SAVE_CONFLICT.
   void Accept(const SaveName& name, const std::optional<storage::v1::RetentionPolicy>& retention = {});
   // Before the admission: this node has no room. Later: its parts have failed, or a rank has aborted the
-  // save. That ends it on all nodes, unless its publication was decided before.
+  // save. Ends the save on all nodes, unless its publication was decided before.
   void Fail(const SaveName& name, const absl::Status& why);
   // After ADMITTED: all ranks of this node have sealed their parts.
   void Sealed(const SaveName& name);
   // After Sealed: this node's files and its part record, which has this digest, are durable.
   void Durable(const SaveName& name, const std::string& digest);
 
-  // For error messages, as NodeSave::WaitsFor. Empty: the save is not known.
+  // See NodeSave::WaitsFor. Empty: the save is not known.
   std::string WaitsFor(const SaveName& name) const;
   // The state of the save with this sequence, as etcd has last shown it.
   std::optional<ledger::v1::SaveState> Shown(int64_t sequence) const;
-  void OnTick();  // Several times a second.
+  void OnTick();  // Call it several times a second.
 
  private:
   using Request = NodeSave::Request;
@@ -149,9 +151,9 @@ class SharedSaves {
   Voters voters_;
   bool lost_ = false;
   std::map<SaveName, NodeSave> parts_;     // Of saves that have not ended.
-  std::map<int64_t, SaveName> names_;      // Of those, by sequence, if that is known.
+  std::map<int64_t, SaveName> names_;      // Of these saves, by sequence, if known.
   std::map<SaveName, int64_t> sequences_;  // Of all saves that etcd shows.
-  int64_t newest_committed_ = 0;           // The last of them that is a checkpoint; 0: none.
+  int64_t newest_committed_ = 0;           // The highest sequence of a checkpoint; 0: none.
   int64_t open_ = 0;                       // The last save that is OPEN, or was; 0: none.
   CallbackScope callbacks_;
 };

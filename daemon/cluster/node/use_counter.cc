@@ -11,7 +11,7 @@ namespace ckptd {
 namespace {
 
 constexpr Duration kShortestPause = std::chrono::seconds(30);
-constexpr int kPausePerCount = 100;  // Times as long as counting took.
+constexpr int kPausePerCount = 100;  // The pause is at least this many times as long as the count took.
 constexpr int64_t kKeysPerPage = 500;
 
 }  // namespace

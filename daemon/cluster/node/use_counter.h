@@ -1,4 +1,4 @@
-// Counts what one run has in etcd, for the bounds on its owner.
+// Counts the keys and bytes that one run has in etcd, for the bounds on its owner.
 #ifndef CKPTD_DAEMON_CLUSTER_NODE_USE_COUNTER_H_
 #define CKPTD_DAEMON_CLUSTER_NODE_USE_COUNTER_H_
 
@@ -16,20 +16,21 @@
 namespace ckptd {
 
 // One for each term of the run's coordinator. It reads all keys of the run, page by page, and writes their
-// number and size if that has changed: every 30 s, or less often, so that this takes a hundredth of the time
-// at most. Best effort: what fails is done again at the next time. Used on one thread.
+// number and size if these have changed: every 30 s, or less often if counting would take more than a
+// hundredth of the time. Best effort: after a failure the next count is at its usual time. Used on one
+// thread.
 class UseCounter {
  public:
   struct Options {
     std::string prefix;  // Of the run's keys, with the slash at its end.
-    std::string key;     // Of what is counted: user_use.h.
+    std::string key;     // For the count; see user_use.h.
     std::string path;    // Of the root; for messages.
     CompareAndSwap::Held leadership;
   };
   // `etcd` and `clock` must outlive it.
   UseCounter(Etcd* etcd, Clock* clock, Options options);
 
-  void OnTick();  // Several times a second.
+  void OnTick();  // Call it several times a second.
 
  private:
   void ReadPage(const std::string& from);

@@ -1,4 +1,4 @@
-// What etcd shows of the nodes that vote for the saves of the attempt that acts.
+// Follows in etcd the nodes that vote for the saves of the active attempt.
 #ifndef CKPTD_DAEMON_CLUSTER_NODE_VOTERS_H_
 #define CKPTD_DAEMON_CLUSTER_NODE_VOTERS_H_
 
@@ -16,19 +16,19 @@
 
 namespace ckptd {
 
-// Its ranks by node, and the registrations of all nodes; not their votes, which each node would get from
-// each other one. Used on one thread.
+// Follows the attempt's ranks by node, and the registrations of all nodes, but no votes: every node would
+// receive those of every other node. Used on one thread.
 class Voters {
  public:
-  // `nodes`: the prefix of the nodes' keys. `run`: for messages. `ended` as that of EtcdMirror, once at most;
-  // it must not destroy the object. `etcd` must outlive it.
+  // `nodes`: the prefix of the nodes' keys. `run`: for messages. `ended`: as EtcdMirror::Ended, for each of
+  // the two mirrors; it must not destroy the object. `etcd` must outlive it.
   Voters(Etcd* etcd, LedgerKeys keys, const std::string& nodes, std::string run,
          std::function<void(const absl::Status&)> ended);
 
   void Start() { nodes_.Start(); }
-  // Instead of the attempt before.
+  // Follows this attempt instead of the previous one.
   void Follow(int64_t attempt);
-  // nullopt: not known, not followed, or too many nodes for a last vote that admits.
+  // nullopt: the attempt is not followed, its nodes are not known yet, or they are more than kMostVoters.
   std::optional<SaveGuess::Voters> Of(int64_t attempt) const;
 
  private:

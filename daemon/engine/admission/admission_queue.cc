@@ -170,7 +170,7 @@ void AdmissionQueue::SortByLastTurn(std::vector<Save*>& saves) const {
                    [&last](const Save* a, const Save* b) { return last(a) < last(b); });
 }
 
-// There is no room for these before others have theirs. One with SKIP does not wait for that.
+// These saves get no room before other saves have theirs. A save with SKIP does not wait for that.
 bool AdmissionQueue::EndHeldBack(const Walk& walk) {
   for (Save* save : walk.held_back) {
     if (save->busy == v1::SKIP) {

@@ -1,16 +1,16 @@
-// AdmissionQueue lets saves in: it reserves memory and disk for all ranks of a checkpoint at once, before a
+// AdmissionQueue admits saves: it reserves memory and disk for all ranks of a checkpoint at once, before a
 // byte is copied, so that two half-admitted saves cannot block each other.
 //
 // Saves that wait for room get it in this order:
 //   - Within a run, and within a user, the oldest first. A younger save gets no memory that an older one
 //     waits for.
 //   - Saves that leave their user within its share (MemoryShares) before those that do not. They do not wait
-//     for one another, because there is a share for everybody.
+//     for one another, because there is a share for each user.
 //   - Of the saves beyond the share the oldest first. So that they do not starve while small saves of others
 //     come and go, one of them at a time gets a turn: for over_share_grace no other save gets memory. After a
-//     turn there is none for as long.
-//   - A save makes no other one wait if it waits for memory of its own run or its own user, for the disk, or
-//     for a root whose file system hangs.
+//     turn there is no other turn for as long.
+//   - A save holds up no other save while it waits for memory of its own run or its own user, for the disk,
+//     or for a root whose file system hangs.
 #ifndef CKPTD_DAEMON_ENGINE_ADMISSION_ADMISSION_QUEUE_H_
 #define CKPTD_DAEMON_ENGINE_ADMISSION_ADMISSION_QUEUE_H_
 
@@ -75,7 +75,7 @@ class AdmissionQueue {
     std::set<uid_t> users;            // An older save of the user waits for memory.
     std::vector<Save*> beyond_share;  // In the order in which they began.
     std::vector<Save*> held_back;
-    bool memory_awaited = false;  // By a save that goes before all that are beyond the share.
+    bool memory_awaited = false;  // By a save that comes before all saves beyond the share.
   };
   void AdmitSome();
   // The steps of a walk. False: a save was admitted or has ended, and a new walk begins.
@@ -114,7 +114,7 @@ class AdmissionQueue {
   const Hooks hooks_;
 
   bool walking_ = false, walk_again_ = false;
-  std::optional<Instant> try_again_at_;  // Time alone may let a save in then.
+  std::optional<Instant> try_again_at_;  // When the passing of time alone may let a save be admitted.
   std::optional<Turn> turn_;
   Instant next_turn_at_;
   std::map<uid_t, Instant> last_turn_;  // When the user's last turn ended.

@@ -37,7 +37,8 @@ void DiskRoom::Remember(const Run* run, const Measurement& measured) { states_.O
 void DiskRoom::AskAfterChange(Run* run, bool for_next) {
   State& asking = states_.Of(run);
   ++asking.asks;
-  asking.measured.changes = changes_[run->device];  // Also if the answer is an error: do not ask in a circle.
+  // Even if the answer is an error: do not ask again and again.
+  asking.measured.changes = changes_[run->device];
   Measure(run, [this, run, for_next](absl::StatusOr<Measurement> measured) {
     State& state = states_.Of(run);
     --state.asks;
@@ -59,7 +60,7 @@ int64_t DiskRoom::WrittenBytes(uint64_t device) const {
   return written;
 }
 
-// ---- promising
+// ---- reserving
 
 int64_t DiskRoom::NeededBytes(const Save& save) const {
   int64_t need = kSlackBytes + sizes_->TotalBytes(save);
@@ -77,16 +78,16 @@ int64_t DiskRoom::OutstandingBytes(uint64_t device, const Save* except) const {
   return outstanding;
 }
 
-// What is promised to no save. Negative if other programs have taken what was promised.
+// Free space that is reserved for no save. Negative if other programs have taken reserved space.
 int64_t DiskRoom::FreeBytes(const Run& run, const Save* except) const {
   const Measurement& measured = states_.Of(&run).measured;
   const int64_t written_since = WrittenBytes(run.device) - measured.written_bytes;
   return measured.free_bytes - written_since - OutstandingBytes(run.device, except);
 }
 
-// Anything on the save's device may free space that has not been counted yet: what any run there does, and
-// other saves with a reservation, for they may fail. A save that itself waits for space has none: two such
-// saves must not wait for each other.
+// Whether space that is not counted yet may become free on the save's device: from any run there, and from
+// other saves with a reservation, because they may fail. A save that itself waits for space has no
+// reservation: two such saves must not wait for each other.
 bool DiskRoom::MayCome(const Save& save) const {
   const uint64_t device = save.run->device;
   for (const auto& [name, run] : *runs_) {

@@ -1,8 +1,8 @@
-// DiskRoom does the accounts of the file systems: how much of the free space is promised to saves, and
+// DiskRoom accounts for the space of the file systems: how much of the free space is reserved for saves, and
 // whether more may become free.
 //
-// Free space is asked for only now and then. In between, DiskRoom subtracts what saves have written since and
-// what the admitted ones are still to write. All roots on one device share its space.
+// DiskRoom asks a file system for its free space only now and then. In between, it subtracts what saves have
+// written since and what admitted saves are still to write. All roots on one device share its space.
 #ifndef CKPTD_DAEMON_ENGINE_ADMISSION_DISK_ROOM_H_
 #define CKPTD_DAEMON_ENGINE_ADMISSION_DISK_ROOM_H_
 
@@ -30,8 +30,8 @@ class DiskRoom {
   struct Hooks {
     // Trash, evictions or a history write of the run may free space that has not been counted yet.
     std::function<bool(const Run&)> may_free_room;
-    // Empties the run's trash, also checkpoints in their grace period if the bytes are needed. Returns how
-    // many of them the trash has.
+    // Empties the run's trash, also checkpoints in their grace period if that is needed to free `bytes`.
+    // Returns how many of these bytes the trash has.
     std::function<int64_t(Run*, int64_t bytes)> empty_trash;
     // The free space of some root may have changed: admission tries again.
     std::function<void()> room_changed;
@@ -43,7 +43,7 @@ class DiskRoom {
   struct Measurement {
     int64_t free_bytes = 0;
     int64_t written_bytes = 0;  // What this daemon had written to the device.
-    int64_t changes = 0;        // How often it may have freed space there.
+    int64_t changes = 0;        // How often this daemon may have freed space there.
   };
   void Measure(Run* run, absl::AnyInvocable<void(absl::StatusOr<Measurement>)> done);
   void Remember(const Run* run, const Measurement& measured);
@@ -58,24 +58,24 @@ class DiskRoom {
     kMayCome,   // There is too little now. Space that is being freed may help.
     kNever,     // There is too little, and nothing that the daemon does frees enough.
   };
-  // Promises the save what it needs. `lack` says what is missing if the answer is not kReserved.
+  // Reserves the space that the save needs. `lack`: what is missing if the answer is not kReserved.
   Claim Reserve(Save* save, std::string* lack);
   // A save waits after kMayCome: empties trash for it. Our own deletions wake admission; space freed by other
   // programs is polled, rate-limited.
   void Poll(Save* save);
   // Empties trash on the run's device, the run's own first, until so many bytes are free again.
   void MakeRoom(Run* run, int64_t bytes);
-  // The same for the next save of the run, which is taken to be as large as its newest checkpoint: so it
-  // finds room at once, and what is in its grace period costs it nothing.
+  // As MakeRoom, for the next save of the run, which is expected to be as large as the run's newest
+  // checkpoint. So that save finds room at once, and checkpoints in their grace period do not delay it.
   void MakeRoomForNext(Run* run);
-  // Promises an admitted save what it needs now, for it has grown. `rank`: whose part has grown.
+  // Reserves the space that an admitted save needs now that it has grown. `rank`: whose part has grown.
   absl::Status Grow(Save* save, int rank);
 
   // What this daemon has written to the device since it started. Only grows.
   int64_t WrittenBytes(uint64_t device) const;
   // Space on the run's device may have been freed by this daemon.
   void NoteChange(const Run& run) { ++changes_[run.device]; }
-  // Asks how much is free after such a change. `for_next`: and then calls MakeRoomForNext.
+  // Asks for the free space after such a change. `for_next`: and then calls MakeRoomForNext.
   void AskAfterChange(Run* run, bool for_next = false);
   bool IsAsking(const Run& run) const { return states_.Of(&run).asks > 0; }
   // The save has ended: what it wrote stays written, what it had reserved is free.

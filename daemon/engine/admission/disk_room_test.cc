@@ -27,7 +27,7 @@ class DiskRoomTest : public ClassTest {
   bool may_free_ = false;
   int wakes_ = 0, emptied_ = 0;
   std::map<const Run*, int64_t> trash_;                     // Bytes.
-  std::vector<std::pair<const Run*, int64_t>> room_asked_;  // Whose trash was to give how many bytes.
+  std::vector<std::pair<const Run*, int64_t>> room_asked_;  // The calls of empty_trash.
   DiskRoom room_{&clock_,
                  &runs_,
                  &saves_,
@@ -63,7 +63,7 @@ TEST_F(DiskRoomTest, SubtractsWhatWasWrittenSinceItAsked) {
   room_.OnSaveEnded(*first);
   saves_.Remove(first);
   EXPECT_EQ(room_.WrittenBytes(1), 5 * kMiB);
-  room_.Remember(run, {10 * kMiB, 0, 1});  // As asked before the first save.
+  room_.Remember(run, {10 * kMiB, 0, 1});  // An answer from before the first save.
   EXPECT_EQ(Reserve(AddSave(run, 1, 5 * kMiB)), DiskRoom::Claim::kNever);
 }
 

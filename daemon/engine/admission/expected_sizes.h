@@ -1,6 +1,6 @@
-// ExpectedSizes says how many bytes each rank's part of a save will have. A rank that has begun without
-// `growing` has named its files. The size of any other part is expected to be at least that of the rank's
-// part in the last save that was sealed, if the world size is the same.
+// ExpectedSizes estimates how many bytes each rank's part of a save will have. A rank that has begun without
+// `growing` has named its files, so its size is known. Any other part is expected to be at least as large as
+// the rank's part in the last save that was sealed, if the world size is the same.
 #ifndef CKPTD_DAEMON_ENGINE_ADMISSION_EXPECTED_SIZES_H_
 #define CKPTD_DAEMON_ENGINE_ADMISSION_EXPECTED_SIZES_H_
 
@@ -29,7 +29,7 @@ class ExpectedSizes {
     int world_size = 0;
     std::map<int, int64_t> part_bytes;  // By rank.
   };
-  // The size of the rank's part in the last save; -1 if that does not help.
+  // The size of the rank's part in the last save; -1 if there is none, or the world size differs.
   int64_t LastBytes(const Save& save, int rank) const;
 
   RunStates<State> states_;

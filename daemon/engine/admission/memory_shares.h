@@ -23,7 +23,7 @@ namespace ckptd {
 struct MemoryUse {
   std::map<uid_t, int64_t> held;  // What saves, readers and prefetches of a user keep from others.
   int64_t share = 0;              // What each user may hold while others wait for memory.
-  int users = 0;                  // That hold memory or wait for it.
+  int users = 0;                  // Users that hold memory or wait for it.
   int64_t Held(uid_t uid) const {
     auto found = held.find(uid);
     return found == held.end() ? 0 : found->second;

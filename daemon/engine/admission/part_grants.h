@@ -35,14 +35,14 @@ class PartGrants {
   // Places more files in a growing part; answers when it has memory for them. The part belongs to the
   // session.
   void Extend(Save* save, Part& part, const v1::ExtendRequest& request, Reply<v1::ExtendResponse> reply);
-  // Places the files of a Seal that its rank has put into the memory of a growing part by itself. An error
-  // has failed the save. The part was granted to the caller, and its files are valid.
+  // Places the files of a Seal that the rank has put into the memory of a growing part without an Extend. An
+  // error has failed the save. The part was granted to the caller, and its files are valid.
   absl::Status PlaceUnasked(Save* save, Part& part, const v1::SealRequest& request);
 
  private:
   // The segments that the part is to have: a growing one gets all that is reserved for it at once.
   int Wanted(const Part& part) const;
-  // Makes the reservation of the part what its files need now.
+  // Changes the reservation of the part to what its files need now.
   absl::Status FitReservation(Save* save, Part& part);
   absl::Status GrowReservation(Save* save, Part& part, int needed);
   // Draws the segments that the part lacks; answers its Begins and Extends when it lacks none.

@@ -1,4 +1,4 @@
-// The memory of the ranks of an admitted save: what Begin and Extend are answered with, and when.
+// The memory of the ranks of an admitted save: the answers to Begin and Extend, and their time.
 #include "daemon/engine/admission/part_grants.h"
 
 #include <optional>

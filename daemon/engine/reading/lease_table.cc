@@ -17,7 +17,7 @@ absl::Status LeaseTable::CheckMayOpen(SessionId session, const Run& run, int64_t
         absl::StrCat("the checkpoint with sequence ", sequence, " is not in ", run.path, " any more"));
   }
   const SessionInfo* opener = sessions_->Find(session);
-  if (opener == nullptr) {  // It ended while the ledger answered, and would never close the lease.
+  if (opener == nullptr) {  // The session has ended meanwhile, and would never close the lease.
     return MakeError(absl::StatusCode::kAborted, reason::kSessionLost,
                      "the session ended before the checkpoint was opened");
   }
@@ -36,7 +36,7 @@ std::pair<const Run*, int64_t> LeaseTable::CheckpointOf(const Lease& lease) {
 
 void LeaseTable::Open(SessionId session, Run* run, int64_t sequence, bool resumes, Opened done) {
   if (absl::Status may = CheckMayOpen(session, *run, sequence); !may.ok()) return done(may);
-  // Leased before it is opened, so that retention leaves it alone meanwhile.
+  // The lease exists before the checkpoint is open, so that retention leaves the checkpoint alone meanwhile.
   const std::string id = absl::StrCat("leases/", next_id_++);
   leases_.emplace(id, Lease{id, session, run, sequence, resumes, nullptr});
   ++counts_[CheckpointOf(leases_.at(id))];
@@ -85,7 +85,7 @@ v1::Checkpoint LeaseTable::DescribeOpen(const Lease& lease) const {
   return checkpoint;
 }
 
-// Counts what the manifests of a user's open checkpoints take in memory, each of them once.
+// Counts the memory of the manifests of a user's open checkpoints, each manifest once.
 absl::Status LeaseTable::CountManifest(Lease& lease) const {
   const uid_t uid = sessions_->Find(lease.session)->uid;
   std::map<const Manifest*, int64_t> open;
@@ -163,7 +163,7 @@ void LeaseTable::Release(Leases::iterator lease) {
   Lease released = std::move(lease->second);
   leases_.erase(lease);
   if (const auto count = counts_.find(CheckpointOf(released)); --count->second == 0) counts_.erase(count);
-  released.reader.reset();  // Before retention looks: an open reader keeps its files in trash.
+  released.reader.reset();  // Before retention runs: an open reader keeps its files in trash.
   hooks_.released(released);
 }
 

@@ -60,13 +60,13 @@ class LeaseTable {
   LeaseTable(Limits limits, const SessionTable* sessions, Hooks hooks)
       : limits_(limits), sessions_(sessions), hooks_(std::move(hooks)) {}
 
-  // Opens a committed checkpoint for a session. NO_CHECKPOINT, SESSION_LOST, LIMIT_EXCEEDED, or why it could
-  // not be opened: then a damaged one is marked before `done` runs.
+  // Opens a committed checkpoint for a session. NO_CHECKPOINT, SESSION_LOST, LIMIT_EXCEEDED, or the error of
+  // opening it; a damaged checkpoint is marked before `done` runs.
   void Open(SessionId session, Run* run, int64_t sequence, bool resumes, Opened done);
 
   // An open lease of the caller's session; UNKNOWN_LEASE otherwise.
   absl::StatusOr<const Lease*> Find(const Caller& caller, const std::string& id) const;
-  // The same without a caller, open or not; null: it was released.
+  // A lease of any session, open or not; null: it was released.
   const Lease* Find(const std::string& id) const;
 
   // No-op for a lease that was released. PERMISSION_DENIED for another session's.
@@ -101,7 +101,7 @@ class LeaseTable {
   const SessionTable* const sessions_;
   const Hooks hooks_;
   Leases leases_;  // By id.
-  // How many of them a checkpoint has: a page of a list asks for each of its checkpoints.
+  // How many leases each checkpoint has, because a page of a list asks for each of its checkpoints.
   std::map<std::pair<const Run*, int64_t>, int> counts_;
   int64_t next_id_ = 1;
 };

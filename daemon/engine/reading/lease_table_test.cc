@@ -28,7 +28,7 @@ class LeaseTableTest : public ClassTest {
     }
     return run;
   }
-  // The lease's id, or empty; then status_ says why.
+  // The lease's id, or empty; then status_ has the error.
   std::string Open(SessionId session, Run* run, int64_t sequence) {
     std::string id;
     table_.Open(session, run, sequence, /*resumes=*/false, [&](auto opened) {

@@ -109,7 +109,7 @@ void Prefetcher::Opened(Run* run, absl::StatusOr<std::shared_ptr<CheckpointReade
 
 void Prefetcher::Draw(Run* run, const std::map<int, int>& segments) {
   Active& active = ActiveOf(run);
-  active.drawing = 1;  // Until all have been asked for.
+  active.drawing = 1;  // Until the memory of all parts is requested.
   for (const auto& [rank, count] : segments) {
     if (count == 0) continue;
     ++active.drawing;

@@ -1,4 +1,4 @@
-// Prefetch: reads a committed checkpoint into memory before anybody asks for its bytes, as a resident copy.
+// Prefetch: reads a committed checkpoint into memory before a reader asks for its bytes, as a resident copy.
 #ifndef CKPTD_DAEMON_ENGINE_READING_PREFETCHER_H_
 #define CKPTD_DAEMON_ENGINE_READING_PREFETCHER_H_
 
@@ -50,7 +50,7 @@ class Prefetcher {
   struct Active {
     int64_t sequence = 0;
     std::shared_ptr<CheckpointReader> reader;
-    Resident resident;  // Its copy is a reservation still; 0: nothing is reserved.
+    Resident resident;  // Its copy is still a reservation; 0: nothing is reserved.
     int drawing = 0;    // Parts whose memory has not come yet.
     absl::Status error;
     Instant begun_at;

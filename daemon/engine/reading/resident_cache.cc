@@ -177,7 +177,7 @@ void ResidentCache::CheckPart(Run* run, int64_t sequence, int rank, absl::AnyInv
 void ResidentCache::PartChecked(Run* run, int64_t sequence, int rank, ReservationId reservation,
                                 const absl::Status& found) {
   Copy* copy = FindCopy(run, sequence);
-  if (copy == nullptr || copy->resident.copy != reservation) return;  // Drop has answered who waited.
+  if (copy == nullptr || copy->resident.copy != reservation) return;  // Drop has answered the readers.
   if (!found.ok()) {
     observer_->OnWarning(
         absl::StrCat("what is in memory of sequence ", sequence, " of ", run->path,
@@ -229,7 +229,7 @@ std::map<uid_t, int64_t> ResidentCache::HeldByReaders() const {
 }
 
 // Memory cannot be taken from a reader, so a user's readers hold no more than a part of the pool. `segments`:
-// what they would hold in addition; nothing, when they hold `copy` already.
+// how many they would hold in addition; none if they hold `copy` already.
 absl::Status ResidentCache::CheckReaderLimit(uid_t uid, ReservationId copy, int64_t segments) const {
   for (const auto& [lease, hold] : holds_) {
     if (copy != 0 && hold.copy == copy && sessions_->IsOfUser(hold.session, uid)) return absl::OkStatus();
@@ -311,8 +311,9 @@ void ResidentCache::AnswerLocate(Run* run, int64_t sequence, const v1::LocateFil
          });
 }
 
-// The daemon cannot see when a mapping ends: the memory is the reader's until its session has ended, and
-// never written again. Only where no other session could write to it, and where that leaves a save its room.
+// The daemon cannot see when a mapping ends: the memory is the reader's until its session has ended, and is
+// never written again. So mapping is allowed only if no other session can write to the memory, and a save
+// still finds room.
 void ResidentCache::LetMap(SessionId session, const Resident& resident, const std::vector<int>& ranks,
                            absl::AnyInvocable<void(bool)> done) {
   const bool final =

@@ -1,4 +1,4 @@
-// Resident copies: committed checkpoints whose bytes are still in memory, and what readers get of them.
+// Resident copies: committed checkpoints whose bytes are still in memory, and the access of readers to them.
 #ifndef CKPTD_DAEMON_ENGINE_READING_RESIDENT_CACHE_H_
 #define CKPTD_DAEMON_ENGINE_READING_RESIDENT_CACHE_H_
 
@@ -36,15 +36,15 @@ struct ResidentPart {
   bool checked = false;                          // Matches the records, and no session could write since.
 };
 
-// A committed checkpoint in memory that no save has needed yet.
+// A committed checkpoint in memory. No save has needed this memory yet.
 struct Resident {
   ReservationId copy = 0;
   std::map<int, ResidentPart> parts;  // By rank; only ranks that have files.
 };
 
-// Owns which committed checkpoints have a copy in memory, and what holds these copies: leases that have asked
-// where the files lie, and sessions that may have mapped them. The pool may take back any copy that nothing
-// holds, at any time.
+// Tracks which committed checkpoints have a copy in memory, and what holds these copies: leases that have
+// asked where the files lie, and sessions that may have mapped them. The pool may take back any copy that
+// nothing holds, at any time.
 //
 // A copy's bytes are compared with the checksums that are on disk before a reader gets them. While the
 // session that wrote them is open it could change them, so they are compared again for every reader.
@@ -73,18 +73,17 @@ class ResidentCache {
   void Drop(Run* run, int64_t sequence);
   // Drops copies that the pool has taken back, and those of checkpoints that are damaged or gone.
   void Prune(Run* run);
-  // All ranks have read this checkpoint: their leases hold its copy no longer, and it is dropped where the
-  // run's next save would have to wait for its memory.
+  // All ranks have read this checkpoint, so their leases hold its copy no longer. Drops the copy if the run's
+  // next save would have to wait for its memory.
   void MakeWayForSaves(Run* run, int64_t sequence);
 
   // ---- readers
 
-  // Answers where the lease's files lie in memory, and holds the copy for the lease. The answer is empty
-  // where there is no copy, where it is not what was saved, or where holding it would take memory that saves
-  // need.
+  // Answers where the lease's files lie in memory, and holds the copy for the lease. The answer is empty if
+  // there is no copy, if the copy is not what was saved, or if holding it would take memory that saves need.
   void Locate(const Lease& lease, const v1::LocateFilesRequest& request,
               Reply<v1::LocateFilesResponse> reply);
-  // Segments that the readers of each user keep others from having.
+  // How many segments the readers of each user keep from others.
   std::map<uid_t, int64_t> HeldByReaders() const;
 
   // ---- ends
@@ -92,7 +91,7 @@ class ResidentCache {
   void OnLeaseReleased(const Lease& lease);
   // The session's mappings end with it. Before SegmentPool::SessionEnded.
   void ReleaseMappings(SessionId session);
-  // The session can write no more: what it wrote is compared now, once and for all.
+  // The session can no longer write: compares what it wrote with the checksums, for the last time.
   void OnSessionEnded(SessionId session);
   void OnRunClosed(Run* run);
 
@@ -113,7 +112,7 @@ class ResidentCache {
   using Copies = std::map<int64_t, Copy>;  // By sequence.
 
   Copy* FindCopy(const Run* run, int64_t sequence);
-  // Whether the part's bytes are those that were saved, for now.
+  // Answers whether the part's bytes are now those that were saved.
   void CheckPart(Run* run, int64_t sequence, int rank, absl::AnyInvocable<void(bool)> done);
   void PartChecked(Run* run, int64_t sequence, int rank, ReservationId copy, const absl::Status& found);
   // Holds the copy for the lease. False: the reader has to read the disk.

@@ -12,7 +12,7 @@
 namespace ckptd {
 namespace {
 
-constexpr Duration kLookAgain = std::chrono::seconds(1);  // Between two looks for something that is due.
+constexpr Duration kLookAgain = std::chrono::seconds(1);  // Between two searches for a due checkpoint.
 
 }  // namespace
 

@@ -19,7 +19,7 @@
 
 namespace ckptd {
 
-// Owns when each committed checkpoint is due to be read back, and the checkpoint that each run reads now.
+// Owns the times at which each committed checkpoint is due to be read back, and the reads that are under way.
 // A checkpoint is due one period after this daemon saw it first, and then once a period. The schedule of a
 // run outlives its closing.
 class Scrubber {
@@ -44,7 +44,7 @@ class Scrubber {
   bool IsReading(const Run& run) const;
   // Whether a checkpoint of the run, which may be closed, is due.
   bool IsDue(const std::string& run_name, Instant now) const;
-  // Forgets when the run's checkpoints are due, for the run could not be opened.
+  // Forgets when the run's checkpoints are due, because the run could not be opened.
   void ForgetSchedule(const std::string& run_name);
   // When the checkpoint was last found whole; nullopt: this daemon has not read it.
   std::optional<int64_t> LastScrubbed(const Run& run, int64_t sequence) const;

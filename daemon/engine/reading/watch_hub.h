@@ -1,4 +1,4 @@
-// Watch streams: who is told about changes.
+// Watch streams: send changes to the clients that watch a run.
 #ifndef CKPTD_DAEMON_ENGINE_READING_WATCH_HUB_H_
 #define CKPTD_DAEMON_ENGINE_READING_WATCH_HUB_H_
 
@@ -32,7 +32,7 @@ class WatchHub {
   absl::StatusOr<int64_t> Add(const Caller& caller, const v1::WatchRequest& request, Event event);
   void Remove(int64_t id) { watchers_.erase(id); }
 
-  // Sends the event, with the time of now, to everybody who watches this run.
+  // Sends the event, with the present time, to every watch of this run.
   void Notify(const Run& run, v1::WatchResponse event);
 
   // Progress of a save in flight, as Notify sends it.

@@ -1,8 +1,8 @@
 // OutcomeHistory writes how saves ended into the run's ledger, and repeats a write that failed.
 //
-// Retention waits for it: a checkpoint may be evicted only when the history on disk says how the save that
-// replaces it ended. Otherwise a daemon that is killed may leave neither the checkpoint nor its outcome, and
-// a late rank would be told that its save was lost.
+// Retention waits for the history: a checkpoint may be evicted only when the history on disk has the outcome
+// of the save that replaces it. Otherwise a daemon that is killed may leave neither the checkpoint nor its
+// outcome, and a late rank would be told that its save was lost.
 #ifndef CKPTD_DAEMON_ENGINE_RETENTION_OUTCOME_HISTORY_H_
 #define CKPTD_DAEMON_ENGINE_RETENTION_OUTCOME_HISTORY_H_
 
@@ -24,19 +24,21 @@ class OutcomeHistory {
   struct Hooks {
     // Retention may go on: the history is on disk, or the disk is full and only retention can make room.
     std::function<void(Run*)> retention_may_continue;
-    // A write failed. It is repeated, and until then retention waits if the second argument says so.
+    // A write failed, and will be repeated. `retention_waits`: whether retention waits until then.
     std::function<void(Run*, bool retention_waits)> write_failed;
   };
   OutcomeHistory(Clock* clock, EngineObserver* observer, Hooks hooks);
 
   void Record(Run* run, const storage::v1::Outcome& outcome);
-  // Every outcome is on disk.
+  // Whether every outcome is on disk.
   bool IsOnDisk(const Run& run) const;
-  // A write is under way or about to be repeated: retention continues after it and may free disk space.
+  // Whether a write is under way or about to be repeated: retention continues after it and may free disk
+  // space.
   bool MayFreeRoom(const Run& run) const;
-  // The first write of some outcome is under way. False while a failed write waits for its repetition.
+  // Whether the first write of some outcome is under way. False while a failed write waits for its
+  // repetition.
   bool IsWriting(const Run& run) const;
-  // Nothing is under way and nothing is to be repeated.
+  // Whether no write is under way and none is to be repeated.
   bool IsIdle(const Run& run) const;
 
   void OnTick(Run* run, Instant now);

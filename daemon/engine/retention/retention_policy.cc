@@ -12,9 +12,9 @@ namespace {
 using Summary = storage::v1::ManifestSummary;
 using KeptBy = std::map<int64_t, std::vector<std::string>>;
 
-// Every checkpoint from the N-th newest good one on. A damaged one among them stays, because it may be
-// repaired, but is not counted. A suspect one goes: a diverged job saves many of them. One that is being
-// removed is not counted either: when a newer one turns out to be damaged, an older one stays for it.
+// Keeps every checkpoint from the N-th newest good one on, except suspect ones: a diverged job saves many of
+// them. A damaged checkpoint is kept, because it may be repaired, but not counted. A checkpoint that is being
+// removed is not counted either: if a newer one turns out to be damaged, an older one is kept in its place.
 void KeepLast(const RetentionPolicy& policy, const Catalog& catalog, bool committing, int64_t above,
               KeptBy* kept) {
   int missing = LastOf(policy) - (committing ? 1 : 0);
@@ -27,8 +27,8 @@ void KeepLast(const RetentionPolicy& policy, const Catalog& catalog, bool commit
   }
 }
 
-// The newest undamaged checkpoint, and the damaged ones that are newer, stay even if they are suspect: for
-// those who look for what went wrong, and because there may be no others.
+// The newest undamaged checkpoint, and the damaged ones that are newer, stay even if they are suspect: a user
+// may want to find out what went wrong, and there may be no other checkpoints.
 void KeepNewestSuspect(const Catalog& catalog, KeptBy* kept) {
   const auto& committed = catalog.committed();
   for (auto entry = committed.rbegin(); entry != committed.rend(); ++entry) {

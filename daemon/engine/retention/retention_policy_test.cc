@@ -83,8 +83,7 @@ TEST_F(RetentionPolicyTest, KeepsEverythingWhileThereAreTooFewUndamagedOnes) {
   EXPECT_THAT(Kept(Last(3)), ElementsAre(1, 2, 3));
 }
 
-// The newest one was found damaged while an older one was being removed: three are whole, and one of them
-// goes.
+// The newest checkpoint is found damaged while an older one is being removed. Neither of the two counts.
 TEST_F(RetentionPolicyTest, CountsNoCheckpointThatIsBeingRemoved) {
   AddWithLoss({4, 3, 2, 1});
   catalog_.BeginEviction(2);

@@ -30,21 +30,21 @@ class TrashCollector {
     std::function<void(Run*, bool for_room)> emptied;
     // A checkpoint is back in the catalog.
     std::function<void(Run*, PointerFiles)> undeleted = [](Run*, PointerFiles) {};
-    // Whether one is back is not known: only a scan tells what is on disk.
+    // It is not known whether a checkpoint is back: only a scan can tell.
     std::function<void(Run*)> needs_scan = [](Run*) {};
   };
   TrashCollector(Duration grace, Clock* clock, EngineObserver* observer, Hooks hooks);
 
   // Starts a pass, or lets another one follow the pass that is under way.
   void Empty(Run* run);
-  // The same; the pass also removes checkpoints in their grace period, the oldest first, until it has removed
-  // so many bytes. Returns how many of them the trash has.
+  // As Empty, but the pass also removes checkpoints in their grace period, the oldest first, until it has
+  // removed `bytes`. Returns how many of these bytes the trash has.
   int64_t MakeRoom(Run* run, int64_t bytes);
   bool IsEmptying(const Run& run) const { return states_.Of(&run).emptying; }
   bool MayFreeRoom(const Run& run) const { return IsEmptying(run) || bytes(run) > 0; }
-  // As the last pass found it.
+  // Whether the last pass found checkpoints in their grace period.
   bool HasInGrace(const Run& run) const { return states_.Of(&run).in_grace_bytes > 0; }
-  // Nothing would be forgotten, or stay for longer, if the run were closed.
+  // Whether closing the run would neither lose state nor delay the emptying of its trash.
   bool IsIdle(const Run& run) const;
 
   int64_t bytes(const Run& run) const { return states_.Of(&run).bytes; }
@@ -55,7 +55,7 @@ class TrashCollector {
   // the highest sequence. TAG_TAKEN if a checkpoint or a save under way has the tag; otherwise the errors of
   // RootStore::Undelete.
   void Undelete(Run* run, const std::string& tag, int64_t sequence, Reply<CommittedCheckpoint> reply);
-  // No save may begin to take the tag meanwhile.
+  // Whether a checkpoint is being brought back to this tag. No save may take the tag meanwhile.
   bool IsUndeleting(const Run& run, const std::string& tag) const {
     return states_.Of(&run).undeleting.contains(tag);
   }
@@ -68,10 +68,10 @@ class TrashCollector {
  private:
   struct State {
     int64_t bytes = 0;
-    int64_t in_grace_bytes = 0;  // Of these, as the last pass found it.
+    int64_t in_grace_bytes = 0;  // Of `bytes`, as the last pass found it.
     bool emptying = false;
     bool again = false;      // Asked for while a pass was under way.
-    int64_t room_bytes = 0;  // What the next pass is to make room for.
+    int64_t room_bytes = 0;  // How many bytes the next pass is to free.
     bool stuck = false;      // The last pass failed, and the warning was given.
     std::optional<Instant> again_at;
     std::set<std::string> undeleting;  // Tags.

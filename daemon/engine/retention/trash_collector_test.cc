@@ -1,4 +1,5 @@
-// TrashCollector without the rest of the engine: the grace period, room for saves, and the way back.
+// TrashCollector without the rest of the engine: the grace period, room for saves, and bringing checkpoints
+// back.
 #include "daemon/engine/retention/trash_collector.h"
 
 #include "storage/base/errors.h"
@@ -15,7 +16,7 @@ using ::testing::SizeIs;
 
 class TrashCollectorTest : public ClassTest {
  protected:
-  // As if it had just been moved there.
+  // As if the checkpoint had just been moved to the trash.
   void Trash(Run* run, int64_t sequence) {
     CommittedCheckpoint checkpoint;
     checkpoint.summary.set_tag("s" + std::to_string(sequence));
@@ -33,7 +34,7 @@ class TrashCollectorTest : public ClassTest {
     trash_.OnTick(run, clock_.Now());
     RunCallbacks();
   }
-  // Begins to bring it back; the answer comes with the next RunCallbacks.
+  // Begins to bring the checkpoint back; the answer comes with the next RunCallbacks.
   std::shared_ptr<absl::StatusOr<CommittedCheckpoint>> Undelete(Run* run, const std::string& tag) {
     auto answer = std::make_shared<absl::StatusOr<CommittedCheckpoint>>(absl::UnknownError("no answer yet"));
     trash_.Undelete(run, tag, 0, [answer](absl::StatusOr<CommittedCheckpoint> back) { *answer = back; });

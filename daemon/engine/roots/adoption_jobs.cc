@@ -22,8 +22,9 @@ bool IsYounger(const storage::v1::ManifestSummary& ours, const ForeignTag& forei
   return ForeignTag{ours.tag(), ours.commit_time_us()} > foreign;
 }
 
-// The sequences between which a foreign checkpoint belongs. A clock may have been set back: whatever is
-// younger by the clock is above it, whatever its sequence. `below` 0: nothing of the run is younger.
+// The sequences between which a foreign checkpoint belongs. A clock may have been set back, so every
+// checkpoint that is younger by the clock comes after the foreign one, whatever its sequence. `below` 0: no
+// checkpoint or save of the run is younger.
 struct PlaceInOrder {
   int64_t above = 0, below = 0;
 };
@@ -141,7 +142,7 @@ std::vector<AdoptionJobs::Planned> AdoptionJobs::Wanted(const v1::AdoptCheckpoin
 }
 
 // Refuses checkpoints that retention would evict at once, unless the request allows that: an operator who
-// asks us to keep a checkpoint does not mean to have it removed.
+// adopts a checkpoint does not expect it to be removed.
 void AdoptionJobs::Plan(Run* run, const std::vector<ForeignCheckpoint>& found) {
   Job& job = *states_.Of(run).job;
   job.plan = Wanted(job.request, found);
@@ -299,7 +300,7 @@ void AdoptionJobs::Refuse(Run* run, const absl::Status& why) {
   Report(run, std::move(event));
 }
 
-// Reports what became of plan[at], which ends it, or (without an outcome) how far it is.
+// Reports the outcome of plan[at], which ends it, or (without an outcome) its progress.
 void AdoptionJobs::Report(Run* run, v1::AdoptCheckpointsResponse event) {
   Job& job = *states_.Of(run).job;
   event.set_tag(job.plan[job.at].tag.tag);

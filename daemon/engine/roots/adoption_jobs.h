@@ -30,7 +30,7 @@ namespace ckptd {
 // checksums one, gets it a sequence from the ledger, and writes the manifest. It reports each outcome.
 class AdoptionJobs {
  public:
-  // False: the caller listens no more, and the job stops.
+  // Returns false if the caller no longer listens; then the job stops.
   using Event = std::function<bool(const v1::AdoptCheckpointsResponse&)>;
   using Ended = std::function<void(const absl::Status&)>;
 
@@ -54,7 +54,7 @@ class AdoptionJobs {
   AdoptionJobs(int32_t chunk_bytes, Clock* clock, EngineObserver* observer, Hooks hooks)
       : chunk_bytes_(chunk_bytes), clock_(clock), observer_(observer), hooks_(std::move(hooks)) {}
 
-  // Returns the job's id. `ended` runs once, perhaps at once: then 0 is returned.
+  // Returns the job's id. `ended` runs once, perhaps within this call, which then returns 0.
   int64_t Start(Run* run, const v1::AdoptCheckpointsRequest& request, Event event, Ended ended);
   // Stops the job after its current step. No-op for one that has ended.
   void Stop(int64_t id);
@@ -63,8 +63,8 @@ class AdoptionJobs {
 
   // Adds the root's foreign checkpoints, newest first, to the response and gives it.
   void ListForeign(Run* run, v1::ListCheckpointsResponse response, Reply<v1::ListCheckpointsResponse> reply);
-  // For a root that holds foreign checkpoints and never had one of ours: reserves sequences for them in the
-  // new run record. `may_reserve`: no sequence of the run was ever given.
+  // For a root that holds foreign checkpoints and never had one of ckptd's: reserves sequences for them in
+  // the new run record. `may_reserve`: no sequence of the run was ever given.
   void ReserveSequences(const Run& run, const RootSnapshot& snapshot, bool may_reserve,
                         storage::v1::RunRecord& record) const;
 
@@ -76,7 +76,7 @@ class AdoptionJobs {
  private:
   struct Planned {
     ForeignTag tag;
-    bool found = true;  // False: it was not listed, and surveying it says why.
+    bool found = true;  // False: it was not listed, and the survey finds out why.
     absl::Status refused;
   };
   struct Job {

@@ -12,7 +12,7 @@ using ::testing::IsEmpty;
 
 class AdoptionJobsTest : public ClassTest {
  protected:
-  // Adopts all foreign checkpoints; what was reported, as "tag outcome".
+  // Adopts all foreign checkpoints. Returns the reports, as "tag outcome".
   std::vector<std::string> Adopt(Run* run) {
     std::vector<std::string> reports;
     ended_ = absl::UnknownError("no answer");

@@ -40,7 +40,7 @@ void RootScanner::OnScanned(Run* run, int64_t written_bytes, absl::StatusOr<Root
   if (!snapshot.ok()) return OnScanFailed(run, snapshot.status());
   state.failed = false;
   hooks_.load(run, *std::move(snapshot), written_bytes);
-  // Most scans follow a change of the daemon's own: no log line told that the root waits for them.
+  // Most scans follow a change of the daemon's own, and no log line has told the user to wait for them.
   if (std::exchange(state.aloud, false))
     observer_->OnInfo(absl::StrCat("the root ", run->path, " was scanned anew and takes saves again"));
   hooks_.usable(run);

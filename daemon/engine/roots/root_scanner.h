@@ -1,5 +1,5 @@
-// RootScanner scans a root anew when it is not known any more what is on its disk: after a save with the
-// outcome INDETERMINATE, after an eviction that failed half-way, and when the store has refused a change.
+// RootScanner scans a root anew when the state of its disk is unknown: after a save with the outcome
+// INDETERMINATE, after an eviction that failed half-way, and when the store has refused a change.
 // Until a scan succeeds the root is read-only; scans are repeated until then.
 #ifndef CKPTD_DAEMON_ENGINE_ROOTS_ROOT_SCANNER_H_
 #define CKPTD_DAEMON_ENGINE_ROOTS_ROOT_SCANNER_H_
@@ -20,7 +20,7 @@ namespace ckptd {
 class RootScanner {
  public:
   struct Hooks {
-    // What the disk had been written when the scan began: the scan's free space is of that time.
+    // How many bytes had been written to the disk when the scan began: its free space is of that time.
     std::function<int64_t(const Run&)> written_bytes;
     // The scan has succeeded and is to be loaded into the run.
     std::function<void(Run*, RootSnapshot, int64_t written_bytes)> load;
@@ -31,7 +31,7 @@ class RootScanner {
 
   // Starts a scan, or lets another one follow the scan that is under way.
   void Scan(Run* run);
-  // Likewise, where the user was told that the root is read-only: the log says when it takes saves again.
+  // As Scan, for a root that the user knows to be read-only: logs when the root takes saves again.
   void ScanAloud(Run* run);
   // The store has refused a change with ROOT_READ_ONLY: no changes before the next scan.
   void AwaitScan(Run* run);

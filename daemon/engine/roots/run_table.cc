@@ -118,7 +118,7 @@ void RunTable::Attach(SessionId session, RootAttachment attachment, Reply<std::s
   }
   const Instant deadline = session == 0 ? Instant::max() : clock_->Now() + options_.attach_timeout;
   if (run == nullptr) return Create(session, name, std::move(attachment), std::move(reply), deadline);
-  // Whom the run belongs to is known once it is open.
+  // The owner of the run is known once it is open.
   states_.Of(run).waiting.push_back({session, std::move(attachment), std::move(reply), deadline});
 }
 
@@ -148,7 +148,7 @@ void RunTable::Create(SessionId session, const std::string& name, RootAttachment
   Open(run);
 }
 
-// Of a root that is open.
+// For a root that is open.
 void RunTable::Accept(Run* run, PendingAttach attach) {
   const uid_t uid = attach.attachment.uid;
   if (uid != 0 && uid != run->uid) return attach.reply(WrongUid(run->path, run->uid, uid));
@@ -217,7 +217,7 @@ void RunTable::Opened(Run* run, absl::StatusOr<RootSnapshot> snapshot) {
   std::vector<PendingAttach> waiting = std::exchange(state.waiting, {});
   hooks_.load(run, *std::move(snapshot));
   run->open = true;
-  // Those who wait for a closed run are answered by the attach that they wait for.
+  // Calls that wait for a closed run are answered by its attach, which still needs the entry.
   if (auto closed = closed_.find(run->name); closed != closed_.end() && closed->second.waiting.empty())
     closed_.erase(closed);
   hooks_.opened(run);
@@ -235,7 +235,7 @@ void RunTable::RefuseOpening(Run* run, const absl::Status& why) {
   for (PendingAttach& attach : waiting) {
     if (attach.attachment.uid == opener) {
       attach.reply(why);
-    } else {  // What one user may not, another one may.
+    } else {  // Another user may have the permission.
       Attach(attach.session, std::move(attach.attachment), std::move(attach.reply));
     }
   }
@@ -325,7 +325,7 @@ void RunTable::Reopen(const std::string& name, Reply<std::string> done) {
   Closed& closed = closed_.at(name);
   closed.waiting.push_back(std::move(done));
   if (closed.waiting.size() > 1) return;
-  const auto reopen = closed.reopen;  // The entry may go meanwhile.
+  const auto reopen = closed.reopen;  // The entry may be erased meanwhile.
   reopen([this, name](absl::StatusOr<RootAttachment> attachment) {
     if (!attachment.ok()) return Reopened(name, attachment.status());
     Attach(0, *std::move(attachment),

@@ -28,10 +28,10 @@
 
 namespace ckptd {
 
-// Owns the Run objects, who has attached which root, and what remains of runs that were closed because no
-// process used them. A root is opened once, with the rights of the user who attached it first; who attaches
-// it meanwhile waits. A run whose classes all say that it is idle is closed after a while, or when its user
-// wants another root and has too many, and is opened again when a process asks for it.
+// Owns the Run objects, the roots that each session has attached, and the remaining state of runs that were
+// closed because no process used them. A root is opened once, with the rights of the user who attached it
+// first; other attaches wait meanwhile. A run that all classes consider idle is closed after a while, or when
+// its user has too many roots and wants another one, and is opened again when a process asks for it.
 class RunTable {
  public:
   struct Options {
@@ -46,17 +46,17 @@ class RunTable {
     std::function<void(Run*, const SaveId&, LocalAuthority::Decided)> publish;
     // RootIo::Open is about to be called.
     std::function<void(Run*)> opening;
-    // The root was opened: what it holds becomes the run's. May correct Run::uid.
+    // The root was opened: loads its content into the run. May correct Run::uid.
     std::function<void(Run*, RootSnapshot)> load;
     // The run is open; the attaches that wait for it are accepted after this.
     std::function<void(Run*)> opened;
     // The attaches have been accepted.
     std::function<void(Run*)> accepted;
-    // Whether nothing that other classes keep would be lost by closing the run.
+    // Whether closing the run would lose no state of other classes.
     std::function<bool(const Run&)> is_idle;
-    // What is shown of the run while it is closed.
+    // The description to show while the run is closed.
     std::function<v1::Run(const Run&)> describe;
-    // The Run object is about to go.
+    // The Run object is about to be destroyed.
     std::function<void(Run*)> closing;
     // Whether a closed run has to be opened for work of the daemon's own.
     std::function<bool(const std::string& name)> is_due;
@@ -75,7 +75,7 @@ class RunTable {
   // Null: there is no such run, or it is closed.
   Run* Find(const std::string& name) const;
   // An open run that the caller may see. UNKNOWN_RUN, WRONG_UID, FOREIGN_NAMESPACE. A closed run is opened,
-  // and UNKNOWN_RUN says to try again.
+  // and UNKNOWN_RUN asks the caller to try again.
   absl::StatusOr<Run*> Find(const Caller& caller, const std::string& name);
   // The run of `runs/{run}/checkpoints/{tag}`, and the tag.
   absl::StatusOr<Run*> FindByCheckpoint(const Caller& caller, const std::string& name, std::string* tag);
@@ -85,7 +85,7 @@ class RunTable {
 
   // ---- attaching, opening, closing
 
-  // `session` 0: the daemon itself, which knows the root from before.
+  // `session` 0: the daemon itself, for a root that it knows from before.
   void Attach(SessionId session, RootAttachment attachment, Reply<std::string> reply);
   // Calls `then` with the reply when the run is open, if it was closed for being idle; else at once.
   template <typename T>
@@ -100,7 +100,7 @@ class RunTable {
     });
   }
 
-  // Retries locked roots, and ends attaches whose time is over.
+  // Retries locked roots, and ends attaches whose deadline has passed.
   void OnTick(Run* run, Instant now);
   // Closes runs that have been idle for long enough, and opens closed ones that are due.
   void CloseIdleRuns(Instant now);
@@ -120,7 +120,7 @@ class RunTable {
     Instant lock_deadline;                                 // Until then a locked root is tried again.
     std::optional<Instant> open_again_at;                  // It was locked; nothing is under way until then.
     std::set<SessionId> attached;                          // Open sessions that have attached the root.
-    std::set<SessionId> tenants;                           // Of them, those of other namespaces.
+    std::set<SessionId> tenants;                           // Those of `attached` in other namespaces.
     std::set<std::shared_ptr<const void>> known;           // Entries in the list of known roots.
     int remembering = 0;                                   // Attaches that wait for such an entry.
     std::function<void(RootAttachment::Reopened)> reopen;  // As the last attach found the root.
@@ -131,9 +131,9 @@ class RunTable {
     v1::Run description;  // As it was then.
     uid_t uid = 0;
     std::function<void(RootAttachment::Reopened)> reopen;
-    std::vector<Reply<std::string>> waiting;  // For it to be open again.
+    std::vector<Reply<std::string>> waiting;  // Calls that wait until it is open again.
   };
-  // What a user has open, counting one more root.
+  // The open roots of a user, counting one more.
   struct Usage {
     int roots = 1;
     std::set<uint64_t> devices;
@@ -152,7 +152,7 @@ class RunTable {
   bool IsIdle(const Run& run) const;
   void Close(Run* run);
   Usage UsageOf(uid_t uid, uint64_t device);
-  // Closes runs of the user that are idle, longest first, until it may have one more.
+  // Closes idle runs of the user, the longest idle first, until the user may have one more root.
   absl::Status MakeRoomFor(const RootAttachment& attachment);
   void Reopen(const std::string& name, Reply<std::string> done);
   void Reopened(const std::string& name, const absl::StatusOr<std::string>& run);

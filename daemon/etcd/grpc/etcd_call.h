@@ -1,4 +1,4 @@
-// A request until its answer. Internal to daemon/etcd: it brings gRPC's headers along.
+// One request, until it is answered. Internal to daemon/etcd, because it includes gRPC's headers.
 #ifndef CKPTD_DAEMON_ETCD_GRPC_ETCD_CALL_H_
 #define CKPTD_DAEMON_ETCD_GRPC_ETCD_CALL_H_
 
@@ -16,8 +16,8 @@
 
 namespace ckptd {
 
-// Its tries follow one another, so gRPC fills one response at a time. Used on the owner's thread; `done` of
-// Start runs on a thread of gRPC's.
+// The tries of a call never overlap, so they share one response object. Used on the owner's thread; gRPC runs
+// the `done` of Start on a thread of its own.
 class EtcdCall {
  public:
   virtual ~EtcdCall() = default;
@@ -25,23 +25,23 @@ class EtcdCall {
   virtual const etcdserverpb::ResponseHeader& header() const = 0;
   // Runs the caller's callback, with the response if the status is OK.
   virtual void Answer(const absl::Status& status) = 0;
-  // The callback will not run.
+  // Drops the caller's callback without running it.
   virtual void Drop() = 0;
 
   std::string purpose;
-  // Whether the answer must see all that was answered before.
+  // Whether the answer's revision must be at least `revision_before`.
   bool linearizable = false;
-  bool writes = false;  // An etcd that is full refuses it.
+  bool writes = false;  // An etcd that is full refuses the call.
   bool with_token = true;
 
-  // ---- of EtcdConnection
+  // ---- used by EtcdConnection alone
   Instant started, deadline, next_try;
-  bool under_way = false;  // A try is, or the answer is posted.
+  bool under_way = false;  // A try is in flight, or the answer has been posted.
   int tries = 0, refused_tokens = 0;
   std::string last_error;                        // Of the last try.
   std::string token;                             // Of the last try.
-  int64_t revision_before = 0;                   // The highest known one when the last try was sent.
-  std::unique_ptr<grpc::ClientContext> context;  // Of the try that is under way.
+  int64_t revision_before = 0;                   // The highest known revision when the last try was sent.
+  std::unique_ptr<grpc::ClientContext> context;  // Of the try in flight.
 };
 
 template <typename Request, typename Response>

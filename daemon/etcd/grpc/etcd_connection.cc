@@ -14,7 +14,7 @@ namespace {
 constexpr Duration kFirstBackOff = std::chrono::milliseconds(50);
 constexpr Duration kLongestBackOff = std::chrono::seconds(1);
 constexpr int kMostRefusedTokens = 2;
-// etcd computes for a quarter of a second on each password.
+// etcd computes for a quarter of a second to check a password.
 constexpr Duration kBetweenAuthentications = std::chrono::seconds(1);
 
 }  // namespace
@@ -34,13 +34,14 @@ void EtcdConnection::OnTick() {
   ProbeFailedMembers();
 }
 
-// While another member answers, a call asks no member that has failed, so this finds out that it is back.
+// While another member answers, no call asks a member that has failed. Only a probe finds out that the failed
+// member answers again.
 void EtcdConnection::ProbeFailedMembers() {
   for (const auto& member : members_.all()) {
     const bool is_asked = member.get() == &members_.current();
     if (member->answers.value_or(true) || is_asked || Now() < member->failed_at + options_.probe_after)
       continue;
-    member->failed_at = Now() + options_.try_timeout;  // Not again before this one has ended.
+    member->failed_at = Now() + options_.try_timeout;  // No second probe before this one has ended.
     etcdserverpb::RangeRequest request;                // Any key: a refusal is an answer, too.
     request.set_key("ckptd");
     request.set_serializable(true);
@@ -75,7 +76,7 @@ void EtcdConnection::Close() {
 
 std::unique_ptr<grpc::ClientContext> EtcdConnection::NewContext(const std::string& token) const {
   auto context = std::make_unique<grpc::ClientContext>();
-  // A member without a leader says so at once, instead of waiting for one.
+  // Without a leader, a member fails the request at once instead of waiting for a leader.
   context->AddMetadata("hasleader", "true");
   if (!token.empty()) context->AddMetadata("token", token);
   return context;
@@ -101,7 +102,7 @@ void EtcdConnection::Try(const std::shared_ptr<EtcdCall>& call) {
     });
   }
   const std::optional<std::string> token = call->with_token ? Token() : "";
-  if (!token) return;  // It is tried when the token has come.
+  if (!token) return;  // Authenticated() tries the call once there is a token.
   call->under_way = true;
   call->token = *token;
   call->revision_before = past_.highest();
@@ -109,7 +110,7 @@ void EtcdConnection::Try(const std::shared_ptr<EtcdCall>& call) {
   call->context->set_deadline(std::chrono::system_clock::now() +
                               std::min(options_.try_timeout, call->deadline - Now()));
   EtcdMember& member = members_.current();
-  // gRPC's thread keeps the call alive, and knows nothing of this object.
+  // gRPC's thread keeps the call alive, but not this object.
   call->Start(member, [weak = weak_from_this(), post = post_, call, &member](const grpc::Status& status) {
     post([weak, call, &member, status] {
       if (auto self = weak.lock()) self->Tried(call, member, status);
@@ -158,7 +159,7 @@ void EtcdConnection::Answer(const std::shared_ptr<EtcdCall>& call, const absl::S
 
 Duration EtcdConnection::BackOff(int rounds) {
   const Duration longest = std::min(kFirstBackOff * (1 << std::min(rounds - 1, 10)), kLongestBackOff);
-  // Not all daemons at the same moment.
+  // Jitter, so that the daemons do not all retry at the same moment.
   return longest / 2 + longest / 2 * static_cast<int64_t>(random_() % 1000) / 1000;
 }
 
@@ -198,7 +199,7 @@ void EtcdConnection::Authenticated(const absl::StatusOr<etcdserverpb::Authentica
   for (const auto& call : std::set<std::shared_ptr<EtcdCall>>(calls_)) {
     if (answer.ok() || call->under_way || !calls_.contains(call)) continue;
     call->last_error = std::string(answer.status().message());
-    // A caller that gets no answer asks again until its own deadline.
+    // If etcd has not answered, the call is tried again until its own deadline.
     if (refused) Answer(call, answer.status());
   }
   TryAllThatAreDue();

@@ -1,5 +1,5 @@
-// What calls and watches share: the members, the token, what is known of etcd's past, and the tries. Internal
-// to daemon/etcd: it brings gRPC's headers along.
+// State that calls and watches share: the members, the token, and the revisions that etcd has answered with.
+// Also retries the calls. Internal to daemon/etcd, because it includes gRPC's headers.
 #ifndef CKPTD_DAEMON_ETCD_GRPC_ETCD_CONNECTION_H_
 #define CKPTD_DAEMON_ETCD_GRPC_ETCD_CONNECTION_H_
 
@@ -26,27 +26,27 @@ class EtcdConnection : public std::enable_shared_from_this<EtcdConnection> {
 
   EtcdConnection(EtcdOptions options, EtcdMembers members, Clock* clock, Post post);
 
-  // Tries the call until a member answers, or its time is over. It is answered after this has returned.
+  // Tries the call until a member answers or its deadline passes. The answer comes after Start has returned.
   void Start(const std::shared_ptr<EtcdCall>& call);
   void OnTick();
-  // No call is answered from now on.
+  // Cancels all calls; their callbacks do not run.
   void Close();
 
   // A context for a request to a member, with the token if there is one.
   std::unique_ptr<grpc::ClientContext> NewContext(const std::string& token) const;
-  // Empty: none is needed. nullopt: there is none yet, and etcd is asked for one.
+  // Empty: no user is configured. nullopt: there is no token yet; asks etcd for one, at most once a second.
   std::optional<std::string> Token();
-  // Not OK from when etcd has refused the user until it accepts it.
+  // Why etcd refused the user at the last authentication; OK if it did not refuse, or did not answer.
   const absl::Status& authentication_error() const { return authentication_error_; }
-  // etcd does not accept this token any more.
+  // Forgets this token, which etcd has refused.
   void DropToken(const std::string& token);
-  // How long to wait before the next round, after `rounds` in which every member has failed.
+  // How long to wait before the next round of tries, after `rounds` rounds in which every member has failed.
   Duration BackOff(int rounds);
 
   using CallEnded = std::function<void(Duration took, const absl::Status& outcome)>;
   void OnCallEnded(CallEnded ended) { call_ended_ = std::move(ended); }
 
-  // As that of GrpcEtcd.
+  // See GrpcEtcd::full.
   const absl::Status& full() const { return full_; }
   EtcdMembers& members() { return members_; }
   EtcdPast& past() { return past_; }

@@ -16,7 +16,7 @@
 namespace ckptd {
 namespace {
 
-constexpr int kMaxMessageBytes = 64 << 20;  // A page of keys; one request of etcd's is below 2 MiB.
+constexpr int kMaxMessageBytes = 64 << 20;  // For a page of keys; one request to etcd is below 2 MiB.
 
 absl::StatusOr<std::string> ReadPem(const std::string& path) {
   if (path.empty()) return "";
@@ -38,12 +38,12 @@ absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> MakeCredentials(const 
 grpc::ChannelArguments MakeArguments() {
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(kMaxMessageBytes);
-  // A member that was away is found again soon: the next one is asked meanwhile.
+  // Reconnect soon to a member that was away; the calls go to the next member meanwhile.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
-  // A connection that is silently dead, as after a cable is out, is noticed also by a watch, which only
-  // reads. etcd refuses pings more often than every 5 s.
+  // Pings let a watch, which only reads, notice a connection that has died silently, as when a cable is
+  // unplugged. etcd refuses pings more often than every 5 s.
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 10'000);
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 3'000);
   arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);  // No limit.
@@ -51,9 +51,9 @@ grpc::ChannelArguments MakeArguments() {
   return arguments;
 }
 
-// A call that is cancelled ends on a thread of gRPC's, and drops its channel there. If no other channel of
-// the process has callbacks, gRPC (1.51) then ends these threads from one of themselves, and aborts. So a
-// channel stays until the process ends.
+// A cancelled call ends on a thread of gRPC's, and drops its reference to the channel there. If no other
+// channel of the process has callbacks, gRPC (1.51) then stops these threads from one of them, and aborts. So
+// every channel is kept until the process ends.
 void KeepUntilExit(std::shared_ptr<grpc::Channel> channel) {
   static auto* const mutex = new Mutex;
   static auto* const kept = new std::vector<std::shared_ptr<grpc::Channel>>;

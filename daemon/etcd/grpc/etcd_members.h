@@ -1,4 +1,4 @@
-// The channels to etcd's members. Internal to daemon/etcd: it brings gRPC's headers along.
+// The channels to etcd's members. Internal to daemon/etcd, because it includes gRPC's headers.
 #ifndef CKPTD_DAEMON_ETCD_GRPC_ETCD_MEMBERS_H_
 #define CKPTD_DAEMON_ETCD_GRPC_ETCD_MEMBERS_H_
 
@@ -21,9 +21,9 @@ struct EtcdMember {
   std::unique_ptr<etcdserverpb::Lease::Stub> lease;
   std::unique_ptr<etcdserverpb::Watch::Stub> watch;
   std::unique_ptr<etcdserverpb::Auth::Stub> auth;
-  std::optional<bool> answers;  // To the last request that has ended; nullopt: none has.
-  std::string error;            // Why it has not answered.
-  Instant failed_at{};          // If it has not.
+  std::optional<bool> answers;  // Whether it answered the last request that has ended; nullopt: none has.
+  std::string error;            // Why it did not answer.
+  Instant failed_at{};  // When it last failed to answer. During a probe: when that ends at the latest.
 };
 
 class EtcdMembers {
@@ -31,10 +31,10 @@ class EtcdMembers {
   // Reads the files of TLS. Makes no connection yet.
   static absl::StatusOr<EtcdMembers> Make(const EtcdOptions& options);
 
-  // The one to ask.
+  // The member to ask.
   EtcdMember& current() { return *members_[current_]; }
   static void Answered(EtcdMember& member);
-  // The next one is asked from now on, unless it is already.
+  // If it is the current member, the next one becomes current.
   void Failed(EtcdMember& member, std::string_view error, Instant now);
   const std::vector<std::unique_ptr<EtcdMember>>& all() const { return members_; }
   int size() const { return static_cast<int>(members_.size()); }

@@ -13,8 +13,8 @@
 namespace ckptd {
 
 struct EtcdTls {
-  std::string ca_file;           // PEM; whom to believe. Empty: the machine's certificate authorities.
-  std::string certificate_file;  // PEM, with key_file: the client's own. Empty: it shows none.
+  std::string ca_file;           // PEM: the trusted certificate authorities. Empty: the machine's.
+  std::string certificate_file;  // PEM, with key_file: the client's certificate. Empty: none.
   std::string key_file;
 };
 
@@ -26,7 +26,7 @@ struct EtcdOptions {
   // An election takes two to three seconds in which no member answers.
   Duration call_timeout = std::chrono::seconds(10);
   Duration try_timeout = std::chrono::seconds(3);
-  // How long after its failure a member is asked whether it answers again, while another one has the calls.
+  // How long after its failure a member is probed, while another member serves the calls.
   Duration probe_after = std::chrono::seconds(5);
 };
 

@@ -1,4 +1,4 @@
-// Notices an etcd that does not know what it has answered before: restored from a backup, or another one.
+// Detects that etcd has gone back in time: it was restored from a backup, or is another etcd.
 #ifndef CKPTD_DAEMON_ETCD_GRPC_ETCD_PAST_H_
 #define CKPTD_DAEMON_ETCD_GRPC_ETCD_PAST_H_
 
@@ -14,10 +14,10 @@ class EtcdPast {
   // The highest revision that etcd has answered with.
   int64_t highest() const { return highest_; }
   void Saw(int64_t revision);
-  // `at_least`: for an answer that must see all that was answered before its request was sent, highest() of
-  // that moment; else 0. LEDGER_RESTORED if the answer is of another etcd, or of an earlier time.
+  // `at_least`: for a linearizable request, highest() at the moment when it was sent; else 0. LEDGER_RESTORED
+  // if the answer comes from another cluster id, or has a lower revision.
   absl::Status Check(const etcdserverpb::ResponseHeader& header, int64_t at_least);
-  // Not OK from the first error of Check on, for good: what was decided before may be undecided now.
+  // Not OK from the first error of Check or Lose on, for good: etcd may have lost earlier decisions.
   const absl::Status& lost() const { return lost_; }
   void Lose(const absl::Status& error) { lost_.Update(error); }
 

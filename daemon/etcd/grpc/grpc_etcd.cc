@@ -39,7 +39,7 @@ class GrpcEtcd::Impl {
   std::shared_ptr<GrpcWatch> NewWatch(EtcdWatchSpec spec) {
     auto watch = std::make_shared<GrpcWatch>(connection_, std::move(spec));
     watches_.push_back(watch);
-    // It begins after this has returned, and at the next tick at the latest.
+    // The watch begins after this has returned, and at the next tick at the latest.
     connection_->post()([weak = std::weak_ptr<GrpcWatch>(watch)] {
       if (auto begun = weak.lock()) begun->OnTick();
     });
@@ -112,7 +112,7 @@ void GrpcEtcd::Txn(const TxnRequest& request, const std::string& purpose, Answer
       std::move(answer), /*linearizable=*/true, writes);
 }
 
-// What a member says of leases has the revision that this member knows, which may be behind.
+// Calls about leases are not linearizable: the answer has the member's own revision, which may be behind.
 void GrpcEtcd::GrantLease(const LeaseGrantRequest& request, const std::string& purpose,
                           Answer<LeaseGrantResponse> answer) {
   impl_->Call<LeaseGrantRequest, LeaseGrantResponse>(

@@ -1,4 +1,4 @@
-// etcd over gRPC, asynchronously: no thread waits for an answer.
+// etcd over asynchronous gRPC: no thread waits for an answer.
 #ifndef CKPTD_DAEMON_ETCD_GRPC_GRPC_ETCD_H_
 #define CKPTD_DAEMON_ETCD_GRPC_GRPC_ETCD_H_
 
@@ -19,32 +19,32 @@ namespace ckptd {
 // The last known state of a member of etcd.
 struct EtcdMemberState {
   std::string endpoint;
-  std::optional<bool> answers;  // nullopt: it was not asked yet.
-  std::string error;            // Why it does not.
+  std::optional<bool> answers;  // nullopt: no request to it has ended yet.
+  std::string error;            // Why it does not answer.
 };
 
-// A call asks one member after the other until one has answered, and waits between two rounds, until the
-// call's timeout. What a member does not answer because of the request, or because of who asks, is answered
-// at once. A request above 1.5 MiB or 128 operations is etcd's to refuse.
+// A call asks one member after the other, and waits between two rounds, until one has answered or the call's
+// timeout is over. An error that is due to the request or to the user ends the call at once. etcd refuses a
+// request above 1.5 MiB or 128 operations.
 //
-// Every answer is compared with what was answered before: from the first sign that etcd has lost its past,
-// every call and every watch ends with LEDGER_RESTORED, until the object is made anew.
+// The revision and the cluster id of every answer are compared with those of earlier answers. From the first
+// sign that etcd has gone back in time, every call and every watch of this object ends with LEDGER_RESTORED.
 class GrpcEtcd : public Etcd {
  public:
-  // `post` runs work on the owner's thread, or drops it when that has ended; thread-safe, and it may be
-  // called after this object has been destroyed.
+  // `post` runs work on the owner's thread, or drops it when that thread has ended. It must be thread-safe,
+  // and may be called after this object has been destroyed.
   using Post = std::function<void(absl::AnyInvocable<void()> work)>;
 
   // INVALID_ARGUMENT, or ErrnoError of a file of the TLS options. Connects at the first call.
   static absl::StatusOr<std::unique_ptr<GrpcEtcd>> Make(const EtcdOptions& options, Clock* clock, Post post);
   ~GrpcEtcd() override;
 
-  // Sees to timeouts and next tries: several times a second.
+  // Handles timeouts and retries. Call it several times a second.
   void OnTick();
 
   // In the order of the options.
   std::vector<EtcdMemberState> members() const;
-  // LEDGER_FULL from a call that etcd has refused because its quota is used up, until it takes a write again.
+  // LEDGER_FULL after etcd has refused a call because its quota is used up, until it accepts a write again.
   const absl::Status& full() const;
   // `ended` runs at the end of each call, before its answer; `took` counts all its tries.
   using CallEnded = std::function<void(Duration took, const absl::Status& outcome)>;

@@ -1,5 +1,5 @@
-// What the client does when members fail, which a real etcd does not do on demand. tests/contract/
-// etcd_contract_test.cc has what holds of every etcd.
+// How the client behaves when members fail, which those of a real etcd do not do on demand.
+// tests/contract/etcd_contract_test.cc tests what every implementation must do.
 #include "daemon/etcd/grpc/grpc_etcd.h"
 
 #include <gmock/gmock.h>
@@ -34,7 +34,7 @@ grpc::Status Unavailable() { return {grpc::StatusCode::UNAVAILABLE, "etcdserver:
 
 class GrpcEtcdTest : public ::testing::Test {
  protected:
-  // Two members with a content each: tests see from the content who was asked.
+  // Two members with different contents, by which a test tells which member has answered.
   EtcdOptions Options(int members = 1) {
     EtcdOptions options;
     options.endpoints.push_back(first_.endpoint());
@@ -92,7 +92,8 @@ TEST_F(GrpcEtcdTest, KnowsWhichMembersAnswerAndReportsEachCallOnce) {
   EXPECT_THAT(ended, ElementsAre("OK", ledger_reason::kRefused, "OK")) << "with all its tries";
 }
 
-// It is asked nothing else while the other one answers, and would be called dead for ever.
+// Without the probe, the failed member would be asked nothing while the other one answers, and would be
+// reported as failed for ever.
 TEST_F(GrpcEtcdTest, MemberThatFailedOnceIsFoundToAnswerAgain) {
   EtcdOptions options = Options(2);
   options.probe_after = milliseconds(20);
@@ -176,8 +177,8 @@ TEST_F(GrpcEtcdTest, NothingIsAnsweredAfterItsEnd) {
   EXPECT_FALSE(answered);
 }
 
-// What is posted then is dropped on a thread of gRPC's, and with it the last references to calls, streams and
-// channels. The owner ends after 0 to 11 callbacks, before its watch or after it.
+// Work that is posted after the owner's end is dropped on a thread of gRPC's, and with it the last references
+// to calls, streams and channels. The owner ends after 0 to 11 callbacks, before its watch or after it.
 TEST_F(GrpcEtcdTest, OwnerMayEndWhileCallsAndWatchesAreUnderWay) {
   for (int round = 0; round < 48; ++round) {
     const auto inbox = std::make_shared<Inbox>();
@@ -208,7 +209,8 @@ TEST_F(GrpcEtcdTest, OwnerMayEndWhileCallsAndWatchesAreUnderWay) {
 
 // ---- lost answers
 
-// The transaction says what it is about: "a" was never there. Asked again, it reads what it has written.
+// The transaction compares that "a" does not exist. Its second copy therefore writes nothing, and reads the
+// value that the first copy has written.
 TEST_F(GrpcEtcdTest, TransactionWhoseAnswerIsLostFindsItsOwnOutcome) {
   EtcdCaller caller(Options());
   first_.LoseNextAnswer();
@@ -224,7 +226,7 @@ TEST_F(GrpcEtcdTest, TransactionWhoseAnswerIsLostFindsItsOwnOutcome) {
   EXPECT_EQ(Found(*answer, 0)->version(), 1) << "it was applied once";
 }
 
-// ---- an etcd that has lost its past
+// ---- an etcd that goes back in time
 
 TEST_F(GrpcEtcdTest, LowerRevisionThanAnsweredBeforeEndsEverything) {
   EtcdCaller caller(Options());
@@ -238,7 +240,7 @@ TEST_F(GrpcEtcdTest, LowerRevisionThanAnsweredBeforeEndsEverything) {
   EXPECT_THAT(Message(still), HasSubstr("it was at revision 3, and is at 2"));
 }
 
-// Two answers that overtake each other prove nothing.
+// An answer with a lower revision than an earlier one may only have been overtaken by it.
 TEST_F(GrpcEtcdTest, RevisionIsComparedWithWhatWasKnownWhenTheRequestWasSent) {
   EtcdCaller caller(Options());
   ASSERT_TRUE(caller.Write({Put("a", "1")}).ok());

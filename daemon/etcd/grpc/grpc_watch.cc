@@ -12,7 +12,7 @@
 namespace ckptd {
 
 // One stream. It reads the next response when the last one has been handled, so that a slow owner slows etcd
-// down, instead of filling the memory. It lives until gRPC has ended it.
+// down instead of filling the memory. `until_done_` keeps it alive until gRPC has ended it.
 class GrpcWatch::Stream
     : public grpc::ClientBidiReactor<etcdserverpb::WatchRequest, etcdserverpb::WatchResponse>,
       public std::enable_shared_from_this<Stream> {
@@ -115,7 +115,7 @@ void GrpcWatch::Reopen(std::optional<std::string_view> failure) {
 
 void GrpcWatch::OnResponse(const Stream* stream, etcdserverpb::WatchResponse response) {
   const auto self = shared_from_this();
-  if (stream != stream_.get()) return;  // An earlier stream.
+  if (stream != stream_.get()) return;  // From an earlier stream.
   if (absl::Status lost = connection_->past().Check(response.header(), 0); !lost.ok()) return End(lost);
   if (response.canceled()) return OnCanceled(response);
   if (response.created()) OnCreated(response);
@@ -153,7 +153,7 @@ void GrpcWatch::OnStreamEnded(const Stream* stream, const grpc::Status& status) 
             status.error_message());
 }
 
-// For a token that has expired, etcd says here that permission is denied.
+// If the token has expired, etcd fails a watch with "permission denied".
 void GrpcWatch::OnFailure(absl::StatusCode code, const std::string& message) {
   const EtcdFailure failure = ExplainFailure(code, message);
   const bool refused = ReasonOf(failure.error) == ledger_reason::kRefused;
@@ -173,8 +173,8 @@ void GrpcWatch::AskRevision() {
   auto call = std::make_shared<EtcdCallOf<etcdserverpb::RangeRequest, etcdserverpb::RangeResponse>>(
       std::move(request),
       [](EtcdMember& member, auto... arguments) { member.kv->async()->Range(arguments...); },
-      // What it says is in past(), which the next tick reads; if nobody has answered, the next stream asks
-      // again.
+      // past() keeps the answer's revision, and the next tick checks past(). If no member answers, the next
+      // stream asks again.
       [](const absl::StatusOr<etcdserverpb::RangeResponse>&) {});
   call->purpose = spec_.purpose;
   call->linearizable = true;

@@ -1,4 +1,4 @@
-// A watch over gRPC. Internal to daemon/etcd: it brings gRPC's headers along.
+// A watch over gRPC. Internal to daemon/etcd, because it includes gRPC's headers.
 #ifndef CKPTD_DAEMON_ETCD_GRPC_GRPC_WATCH_H_
 #define CKPTD_DAEMON_ETCD_GRPC_GRPC_WATCH_H_
 
@@ -15,8 +15,8 @@
 
 namespace ckptd {
 
-// Reads one stream after the other: whenever one breaks, the next, of another member, begins after the last
-// revision that was reported.
+// Reads one stream after the other. When a stream breaks, the watch opens another one, which begins after the
+// last reported revision; from another member if the member has failed.
 class GrpcWatch : public std::enable_shared_from_this<GrpcWatch> {
  public:
   GrpcWatch(std::shared_ptr<EtcdConnection> connection, EtcdWatchSpec spec);
@@ -29,8 +29,8 @@ class GrpcWatch : public std::enable_shared_from_this<GrpcWatch> {
   class Stream;
 
   void Open();
-  // Drops the stream, and opens another one at the next tick that is due. `failure`: of its member; nullopt:
-  // the member is not at fault.
+  // Drops the stream, and opens another one at the first tick after next_open_. `failure`: why its member has
+  // failed; nullopt: the member is not at fault.
   void Reopen(std::optional<std::string_view> failure);
   void OnResponse(const Stream* stream, etcdserverpb::WatchResponse response);
   void OnCreated(const etcdserverpb::WatchResponse& response);
@@ -38,7 +38,7 @@ class GrpcWatch : public std::enable_shared_from_this<GrpcWatch> {
   void OnEvents(etcdserverpb::WatchResponse& response);
   void OnStreamEnded(const Stream* stream, const grpc::Status& status);
   void OnFailure(absl::StatusCode code, const std::string& message);
-  // Asks whether etcd has lost its past: a member that is only behind catches up.
+  // Reads etcd's revision, to find out whether etcd has gone back in time or only this member is behind.
   void AskRevision();
   void End(const absl::Status& why);
 
@@ -52,7 +52,7 @@ class GrpcWatch : public std::enable_shared_from_this<GrpcWatch> {
   Instant next_open_, created_by_;
   int failures_ = 0;            // Since the last stream that was created.
   bool token_refused_ = false;  // Since the last stream that was created.
-  int64_t next_revision_;       // The first that was not reported.
+  int64_t next_revision_;       // The first revision that was not reported.
   std::vector<etcdserverpb::Event> fragments_;
 };
 

@@ -18,10 +18,10 @@ using etcdserverpb::RequestOp;
 using etcdserverpb::TxnRequest;
 using etcdserverpb::TxnResponse;
 
-// In each round another writer has succeeded, so this many rounds are a sign of a mistake.
+// In each round another writer has succeeded, so this many rounds are a sign of a bug.
 constexpr int kMostRounds = 1000;
 
-// Empty: it is one key.
+// The range_end for etcd; empty for a single key.
 std::string EndOf(const CompareAndSwap::Range& range) {
   return range.is_prefix ? PrefixEnd(range.key) : range.end;
 }
@@ -65,7 +65,7 @@ class Swapper : public std::enable_shared_from_this<Swapper> {
     return operation;
   }
 
-  // The ranges, and then what is held.
+  // Reads the ranges, and then the held keys.
   std::vector<RequestOp> Reads() const {
     std::vector<RequestOp> reads;
     for (const CompareAndSwap::Range& range : swap_.ranges) reads.push_back(GetRange(range));
@@ -78,7 +78,7 @@ class Swapper : public std::enable_shared_from_this<Swapper> {
     return same_key && held.value == key.value();
   }
 
-  // Takes what is held away from what was found.
+  // Returns `lost` of a key that is no longer held. Removes the held keys from `found`.
   absl::Status CheckHeld(CompareAndSwap::Found* found) const {
     for (size_t i = 0; i < swap_.held.size(); ++i) {
       const auto& holder = (*found)[swap_.ranges.size() + i];
@@ -108,7 +108,7 @@ class Swapper : public std::enable_shared_from_this<Swapper> {
     Write(operations, unchanged);
   }
 
-  // A copy of this that arrives late finds a newer change, if only its own, and does nothing.
+  // A late copy of this request finds a newer change, at least that of the first copy, and writes nothing.
   void Write(const std::vector<RequestOp>& operations, const std::vector<Compare>& unchanged) {
     TxnRequest request;
     for (const Compare& compare : unchanged) *request.add_compare() = compare;

@@ -1,4 +1,4 @@
-// Reads a few ranges of etcd, decides, and writes if nothing in them has changed since; else again.
+// Reads a few ranges of etcd, decides, and writes if nothing in them has changed since; else starts again.
 #ifndef CKPTD_DAEMON_LEDGER_KEYS_COMPARE_AND_SWAP_H_
 #define CKPTD_DAEMON_LEDGER_KEYS_COMPARE_AND_SWAP_H_
 
@@ -20,37 +20,38 @@ struct CompareAndSwap {
     bool is_prefix = false;  // All keys that begin with it.
     std::string end = "";    // If not empty: all keys from `key` on, and before this one.
   };
-  // A key that the caller holds while it has this value, and the error once it has not. What is written
-  // counts only if it is held at that moment.
+  // The caller holds `key` as long as the key has `value`. A decision is written only if the caller holds the
+  // key at that moment. `lost`: the error if it does not.
   struct Held {
     std::string key, value;
     absl::Status lost;
-    int64_t create_revision = 0;  // If not 0, the key was created at this one.
+    int64_t create_revision = 0;  // If not 0: the revision at which the key was created.
   };
-  // What was found in each of the ranges, at one revision.
+  // The keys of each range, as found at one revision.
   using Found = std::vector<std::vector<etcdserverpb::KeyValue>>;
 
-  // Keys that are never deleted, but with a lease: that a key has gone is not noticed.
+  // Deletions are not detected: the keys in these ranges must be deleted only with their lease, if at all.
   std::vector<Range> ranges;
   std::vector<Held> held;
-  // Returns what to write; nothing: what was found is as it should be. Runs anew with each reading, so it
-  // must recognize what an earlier one of its own has written: an answer may have been lost.
+  // Returns the operations to write; none: `found` needs no change. Runs again after each reading, and must
+  // recognize its own earlier write, whose answer may have been lost.
   std::function<std::vector<etcdserverpb::RequestOp>(const Found& found)> decide;
   std::string purpose;
-  // What is believed to be in the ranges, each as it was at one moment. Then the first reading is left out:
-  // what is decided from it is written if nothing was written there since, else it is read. A key with
-  // mod_revision 0 is one whose value alone is known: no other writer has it, and it never has an earlier
-  // value again.
+  // What the caller believes to be in the ranges, each as it was at one moment. If set, `decide` first runs
+  // with the guess, without a reading. Its operations are written if nothing was written in the ranges since;
+  // if something was, or it returns none, the ranges are read. Of a key with mod_revision 0 only the value is
+  // known: no other writer changes such a key, and it never takes an earlier value again.
   std::optional<Found> guess = std::nullopt;
 };
 
-// Compares that the range still has these keys, which are those of CompareAndSwap::guess.
+// Compares that the range still has `keys`, its part of a CompareAndSwap::guess.
 etcdserverpb::Compare UnchangedFrom(const CompareAndSwap::Range& range,
                                     const std::vector<etcdserverpb::KeyValue>& keys);
 
-// `done`: OK after the last `decide`, whose operations, if any, were applied to what it had found.
-// LEDGER_UNAVAILABLE also if others have changed the ranges each time. `lost` of what is no longer held: then
-// the last decision was not written, or an earlier copy of it was.
+// `done`: OK if the operations of the last `decide` were applied to the keys that it had found, or it
+// returned none. LEDGER_UNAVAILABLE also if other writers have changed the ranges in every round. `lost` of a
+// key that is no longer held: the last decision was not written, unless an earlier copy of the request wrote
+// it.
 void SwapIn(Etcd* etcd, CompareAndSwap swap, absl::AnyInvocable<void(absl::Status)> done);
 
 }  // namespace ckptd

@@ -23,7 +23,7 @@ namespace {
 
 using ::testing::ElementsAre;
 
-// Copies the value of `key` to "copy". Each test says what is believed of `key`, and what is there.
+// Copies the value of `key` to "copy". Each test sets the guess of `key`, and its real value.
 class CompareAndSwapTest : public ::testing::Test {
  protected:
   // Returns the revision of the change.
@@ -52,7 +52,7 @@ class CompareAndSwapTest : public ::testing::Test {
     found.set_mod_revision(mod_revision);
     return found;
   }
-  // `guess`: the keys that are believed to be in `range`.
+  // `guess`: the guessed keys of `range`.
   absl::Status Copy(const CompareAndSwap::Range& range,
                     std::optional<std::vector<etcdserverpb::KeyValue>> guess,
                     std::vector<CompareAndSwap::Held> held = {}) {

@@ -1,4 +1,4 @@
-// Which decisions to remove a checkpoint are over, as one node knows.
+// The decisions to remove a checkpoint that one node knows to be over.
 #ifndef CKPTD_DAEMON_LEDGER_KEYS_ENDED_REMOVALS_H_
 #define CKPTD_DAEMON_LEDGER_KEYS_ENDED_REMOVALS_H_
 
@@ -11,12 +11,12 @@
 
 namespace ckptd {
 
-// By sequence: the value of LedgerKeys::Evicting of a decision that is over. A checkpoint of that sequence
-// that is in the root now was put back since, or was not removed after all.
+// By sequence: the value of the key LedgerKeys::Evicting with a decision that is over. If the root holds a
+// checkpoint of that sequence now, it was put back since, or was not removed after all.
 using EndedRemovals = std::map<int64_t, std::string>;
 
-// Whether `found`, the key LedgerKeys::Evicting of this sequence, has a decision that is not known to be
-// over. `ended`: null for none.
+// Whether `found`, the key LedgerKeys::Evicting of this sequence, holds a decision that is not in `ended`.
+// `ended`: null for none.
 inline bool IsBeingRemoved(const EndedRemovals* ended, int64_t sequence,
                            const std::vector<etcdserverpb::KeyValue>& found) {
   if (found.empty()) return false;

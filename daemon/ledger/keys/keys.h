@@ -13,14 +13,13 @@
 
 namespace ckptd {
 
-// A text as a part of a key: without a slash, so that no part is the beginning of another one and what
-// follows it.
+// Escapes the slashes of a text, so that it can be one part of a key: slashes separate the parts.
 inline std::string KeyPart(const std::string& text) {
   return absl::StrReplaceAll(text, {{"%", "%25"}, {"/", "%2F"}});
 }
 
-// Values are messages of ckptd/ledger/v1/ledger.proto. Attempts have 16 digits, so that keys are in their
-// order.
+// Values are messages of ckptd/ledger/v1/ledger.proto. Attempts and sequences are written with 16 digits, so
+// that the keys sort by number.
 class LedgerKeys {
  public:
   // `prefix`: of all keys of the run, with the slash at its end.
@@ -34,19 +33,19 @@ class LedgerKeys {
   std::string Term() const { return prefix_ + "term"; }
   std::string AttemptInRoot() const { return prefix_ + "attempt_in_root"; }
 
-  // What a join reads of the launches: few bytes, and no key that changes.
+  // The launches, for joins to read: few bytes, and keys that never change.
   std::string Heads() const { return prefix_ + "heads/"; }
   std::string Head(int64_t attempt) const { return Heads() + absl::StrFormat("%016d", attempt); }
-  // The ranks of an attempt by node, for those who need all of them.
+  // The ranks of an attempt by node, for decisions that need all of them.
   std::string Attempts() const { return prefix_ + "attempts/"; }
   std::string AttemptsFrom(int64_t attempt) const { return Attempts() + absl::StrFormat("%016d/", attempt); }
   std::string AttemptRanks(int64_t attempt) const { return AttemptsFrom(attempt) + "nodes/"; }
   std::string NodeRanks(int64_t attempt, const std::string& node) const {
     return AttemptRanks(attempt) + node;
   }
-  // The same ranks, and their processes, by blocks of ranks, for those who need a few of them, of all
-  // attempts. Nodes of one rank conflict with as many others as a block has ranks; a node with many ranks
-  // writes one key for each block. A transaction of etcd has 128 operations at most.
+  // The same ranks, with their processes, by blocks of ranks, for decisions that need a few ranks of all
+  // attempts. The size of a block is a compromise: nodes of one rank each conflict within a block, and a node
+  // with many ranks writes one key for each block. A transaction of etcd has 128 operations at most.
   static constexpr int kBlock = 16;
   static int BlockOf(int rank) { return rank / kBlock; }
   std::string Blocks() const { return prefix_ + "ranks/"; }
@@ -55,7 +54,7 @@ class LedgerKeys {
     return Block(block) + absl::StrFormat("%016d/", attempt) + node;
   }
 
-  // States and votes are apart, so that a member can watch the states without hearing of every vote.
+  // States and votes have different prefixes, so that a node can watch the states without the votes.
   std::string SaveIndex(int64_t attempt, const std::string& tag, int64_t ordinal) const {
     return prefix_ + absl::StrFormat("index/%016d/%s/%d", attempt, KeyPart(tag), ordinal);
   }
@@ -66,8 +65,8 @@ class LedgerKeys {
   std::string Vote(int64_t sequence, const std::string& node) const { return Votes(sequence) + node; }
 
   std::string Publishing() const { return prefix_ + "publishing"; }
-  // What is wrong with committed checkpoints. No other keys are between these two folders, so one watch
-  // follows both.
+  // Damage marks and removals of committed checkpoints. No other key sorts between these two prefixes, so one
+  // watch covers both.
   std::string Damages() const { return prefix_ + "damaged/"; }
   std::string Damaged(int64_t sequence) const { return Damages() + absl::StrFormat("%016d", sequence); }
   std::string Evictings() const { return prefix_ + "evicting/"; }
@@ -84,7 +83,7 @@ class LedgerKeys {
     return prefix_ + absl::StrFormat("resumed/%016d/", attempt);
   }
 
-  // The attempt of a Head, NodeRanks, BlockRanks or Resume; 0: the key is none of them.
+  // The attempt in a key of Head, NodeRanks, BlockRanks or Resume; 0: `key` is none of these.
   int64_t AttemptOf(const std::string& key) const {
     const size_t block = Block(0).size() - Blocks().size();
     for (const auto& [folder, skip] : {std::pair(Heads(), size_t{0}), std::pair(Attempts(), size_t{0}),

@@ -26,8 +26,8 @@ absl::Status NotShared(const LaunchRoot& root, const std::string& here, const st
                                 other_run, "; mount the same file system there on every node"));
 }
 
-// What the other nodes say. Each node has written its own key before it reads theirs, so of two that have
-// found different runs the one that reads last knows.
+// Compares `root` with the keys of the other nodes. Each node writes its own key before it reads the others',
+// so of two nodes that have found different runs the one that reads last notices.
 void CompareRoots(Etcd* etcd, const std::string& folder, const std::string& node, const LaunchRoot& root,
                   const std::string& purpose, absl::AnyInvocable<void(absl::Status)> compared) {
   ListPrefix(etcd, folder, purpose,
@@ -48,9 +48,9 @@ void CompareRoots(Etcd* etcd, const std::string& folder, const std::string& node
 
 void ClaimRoot(Etcd* etcd, const NodeIdentity& node, const LaunchRoot& root,
                absl::AnyInvocable<void(absl::Status)> claimed) {
-  // One key for each node, under its lease: so the last node that leaves takes the launch's last key along.
-  // It is written also where the root is refused: if the folder was removed and made again, the other nodes
-  // will say so, too.
+  // One key for each node, under its lease, so no key of the launch outlives its nodes. The key is written
+  // even if the root is then refused: if the folder was removed and made again, the other nodes will find the
+  // new run, too.
   const std::string folder =
       absl::StrCat(root.prefix, "launches/", KeyPart(root.launch_id), "/", KeyPart(root.path), "/");
   ledger::v1::RootOfLaunch mine;

@@ -1,4 +1,4 @@
-// Which daemon writes: a node's name, and the registration that it has it by.
+// Identifies the daemon that writes to etcd: its node's name and its registration.
 #ifndef CKPTD_DAEMON_LEDGER_NODES_NODE_IDENTITY_H_
 #define CKPTD_DAEMON_LEDGER_NODES_NODE_IDENTITY_H_
 
@@ -12,11 +12,11 @@ namespace ckptd {
 struct NodeIdentity {
   std::string name;
   int64_t lease = 0;  // Keys under it are removed when this daemon has ended.
-  // The node's key. No other registration ever has this value, for it holds the incarnation.
+  // The node's key, and its value, which no other registration ever has: it contains the incarnation.
   std::string key, value;
 
-  // For whatever this daemon writes: it counts only while the registration stands. Without it, a daemon that
-  // was paused for longer than its lease would still write what its successor knows nothing of.
+  // The condition of all writes of this daemon: etcd still has its registration. Without that condition, a
+  // daemon that was paused for longer than its lease could write behind its successor's back.
   CompareAndSwap::Held Held() const;
   // The prefix of the keys of all nodes.
   std::string Siblings() const { return key.substr(0, key.size() - name.size()); }

@@ -30,8 +30,8 @@ void NodeMembership::OnTick() {
   if (clock_->Now() >= next_try_) Register();
 }
 
-// An incarnation that never was registered is tried again: nothing was asked of etcd in its name, and the
-// list in the state directory stays short.
+// After a failed registration the next try uses the same incarnation: nothing but the registration was
+// written under it, and the list in the state directory stays short.
 void NodeMembership::Register() {
   if (incarnation_.empty()) incarnation_ = new_incarnation_();
   NodeRegistration::Options options;

@@ -19,36 +19,38 @@
 
 namespace ckptd {
 
-// Registers from the first OnTick on, tries again while that fails, and registers anew, with another
-// incarnation, when its registration is lost or given up. Used on one thread, the engine's.
+// Registers at the first OnTick, retries until that succeeds, and registers anew, with another incarnation,
+// when the registration is lost or given up. Used on one thread, the engine's.
 class NodeMembership {
  public:
   struct Options {
     std::string prefix;                     // Of all keys of ckptd in this etcd, with the slash at its end.
     std::string name;                       // Of the node: without a slash.
     std::string host;                       // For messages.
-    std::vector<std::string> incarnations;  // As the state directory has them.
+    std::vector<std::string> incarnations;  // From the state directory.
     int64_t lease_seconds = 10;             // Also the longest wait between two tries.
     Duration shortest_wait = std::chrono::seconds(1);
     std::string version = {};  // The daemon's, for messages.
   };
-  // Makes up 128 random bits or more.
+  // Returns a random id of 128 bits or more.
   using NewIncarnation = std::function<std::string()>;
-  // The identity, whenever this daemon has registered. An error when a registration is lost, and when a try
-  // fails for another reason than the try before: errors of NodeRegistration. It must not destroy the object.
+  // Runs with the identity whenever this daemon has registered, and with an error of NodeRegistration when a
+  // registration is lost or a try fails for another reason than the previous try. It must not destroy the
+  // NodeMembership.
   using Changed = std::function<void(const absl::StatusOr<NodeIdentity>&)>;
 
-  // `etcd` and `clock` (BootClock(), but for tests) must outlive this object.
+  // `etcd` and `clock` (BootClock(), except in tests) must outlive this object.
   NodeMembership(Etcd* etcd, Clock* clock, Options options, NodeRegistration::Remember remember,
                  NewIncarnation new_incarnation, Changed changed);
 
-  // Null while no daemon may act in this node's name, also before the end of the lease was noticed.
+  // Null while this daemon may not act in its node's name: also from the lease's end on, before OnTick
+  // notices.
   const NodeIdentity* identity() const;
-  void OnTick();  // At least once a second.
-  // Gives the present registration up at the next OnTick, which reports `why`, and registers anew. No-op
-  // without one.
+  void OnTick();  // Call it at least once a second.
+  // At the next OnTick, gives up the registration, reports `why` and registers anew. No-op without a
+  // registration.
   void RegisterAnew(const absl::Status& why);
-  // Gives the name up, and does not register again. Call it once, and not in `changed`.
+  // Gives up the name, and does not register again. Call it once, and not from `changed`.
   void Release(NodeRegistration::Done released);
 
  private:
@@ -65,11 +67,11 @@ class NodeMembership {
   const Changed changed_;
 
   std::vector<std::string> remembered_;  // Incarnations in the state directory.
-  std::string incarnation_;              // Empty: the next registration needs another one.
+  std::string incarnation_;              // Empty: the next registration needs a new one.
   std::unique_ptr<NodeRegistration> registration_;
   bool registered_ = false;
-  absl::Status given_up_;  // Not OK: the registration is, for this reason.
-  bool over_ = false;  // registration_ has failed or is lost; OnTick destroys it, for it may be calling us.
+  absl::Status given_up_;  // Not OK: RegisterAnew was called with this reason.
+  bool over_ = false;  // registration_ has failed or is lost. OnTick destroys it, since it may be our caller.
   bool released_ = false;
   std::string last_reason_;  // Of the last failure; empty after a success.
   Instant next_try_{};

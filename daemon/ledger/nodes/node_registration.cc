@@ -44,11 +44,11 @@ NodeRegistration::~NodeRegistration() = default;
 
 void NodeRegistration::OnTick() { lease_.OnTick(); }
 
-// Before etcd can know the new incarnation, the state directory does: a daemon that ends in between would
-// leave a name that its successor may not take.
+// Stores the new incarnation in the state directory before etcd can know it. In the other order, a daemon
+// that ended in between would leave a name that its successor may not take.
 void NodeRegistration::Register(Done answer) {
   std::vector<std::string> incarnations = options_.predecessors;
-  // It is there already if it was tried before.
+  // An earlier try with this incarnation may have stored it.
   if (std::find(incarnations.begin(), incarnations.end(), options_.incarnation) == incarnations.end()) {
     incarnations.push_back(options_.incarnation);
   }
@@ -112,8 +112,8 @@ absl::Status NodeRegistration::Taken(const std::string& host) const {
                                 options_.lease_seconds, " s after its end"));
 }
 
-// A copy of the predecessor's own registration that is still under way would bring its name back when this
-// daemon's key has gone; without its lease, etcd refuses that copy.
+// A late copy of the predecessor's own registration could register the predecessor again once this daemon's
+// key is gone. Without the predecessor's lease, etcd refuses that copy.
 void NodeRegistration::EndPredecessor(int64_t lease, Done answer) {
   etcdserverpb::LeaseRevokeRequest request;
   request.set_id(lease);

@@ -1,4 +1,4 @@
-// This daemon's name among the daemons that share an etcd, and that it is still the one that has it.
+// Registers this daemon's name among the daemons that share an etcd, and notices when it has lost the name.
 #ifndef CKPTD_DAEMON_LEDGER_NODES_NODE_REGISTRATION_H_
 #define CKPTD_DAEMON_LEDGER_NODES_NODE_REGISTRATION_H_
 
@@ -18,16 +18,16 @@
 
 namespace ckptd {
 
-// One registration: from Register until its lease is lost or released. It is made anew, with another
-// incarnation, to register again: what was asked for in its name while it was cut off must not count later.
+// One registration: from Register until its lease is lost or released. To register again, make another object
+// with another incarnation: requests that were sent under this registration must not take effect later.
 //
-// A daemon that starts again takes the name over at once if it knows the incarnation of the daemon before it,
-// from the state directory that they share; any other is refused while the lease of that daemon lives.
+// A daemon that starts again takes the name over at once if it knows its predecessor's incarnation from the
+// state directory that they share; any other daemon is refused until the predecessor's lease has ended.
 class NodeRegistration {
  public:
   using Done = absl::AnyInvocable<void(absl::Status)>;
-  // Makes durable, in the state directory, the incarnations that etcd may know this node by. A daemon that
-  // starts next gives them as `predecessors`.
+  // Stores durably, in the state directory, the incarnations by which etcd may know this node. The next
+  // daemon passes them as `predecessors`.
   using Remember = std::function<void(const std::vector<std::string>& incarnations, Done remembered)>;
 
   struct Options {
@@ -40,26 +40,26 @@ class NodeRegistration {
     std::string version = {};  // The daemon's, for messages.
   };
 
-  // `clock`: BootClock(), but for tests. `lost` runs once if a registration that was answered with OK is
-  // over; never after Release. `etcd` and `clock` must outlive this object.
+  // `clock`: BootClock(), except in tests. `lost` runs once, when a registration that was answered with OK is
+  // lost; never after Release. `etcd` and `clock` must outlive this object.
   NodeRegistration(Etcd* etcd, Clock* clock, Options options, Remember remember,
                    std::function<void(const absl::Status& why)> lost);
   ~NodeRegistration();
 
-  // Call it once. OK: the name is this daemon's, and nothing that its predecessor asks of etcd from now on is
-  // applied. NODE_NAME_TAKEN; errors of `remember`, and those of etcd_errors.h, after which it may have the
-  // name or not: register again, which takes the name over from this one.
+  // Call it once. OK: this daemon has the name, and etcd applies no later request of its predecessor.
+  // NODE_NAME_TAKEN; errors of `remember`, NODE_REPLACED, and those of etcd_errors.h. After any but the first
+  // this daemon may have the name or not: register again, which takes the name over from this registration.
   void Register(Done answer);
-  // After OK. What this daemon writes compares it.
+  // Valid after OK. Everything that this daemon writes compares it.
   const NodeIdentity& identity() const { return identity_; }
-  // False when the lease may have ended, also before that was noticed.
+  // False once the lease may have ended, also before OnTick notices.
   bool held() const { return lease_.held(); }
-  void OnTick();  // At least once a second, from Register on.
-  // Gives the name up now.
+  void OnTick();  // Call it at least once a second, from Register on.
+  // Gives up the name now.
   void Release(Done released) { lease_.Release(std::move(released)); }
 
  private:
-  // What was found in the way, and by which lease it lives.
+  // The registration that had the name: its lease, and NODE_NAME_TAKEN if it may not be replaced.
   struct Predecessor {
     bool found = false;
     int64_t lease = 0;

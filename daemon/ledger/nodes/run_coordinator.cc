@@ -28,7 +28,8 @@ RunCoordinator::RunCoordinator(Etcd* etcd, Clock* clock, Options options,
 
 void RunCoordinator::Start() { Read(); }
 
-// A full etcd refuses at once; another node may have taken the leadership meanwhile.
+// Retries wait for the backoff, because a full etcd refuses at once. The retry to take the leadership reads
+// first, because another node may have taken it meanwhile.
 void RunCoordinator::OnTick() {
   if (stopped_ || !backoff_.IsOver(clock_->Now())) return;
   if (std::exchange(leave_again_, false)) GiveUp();
@@ -38,10 +39,10 @@ void RunCoordinator::OnTick() {
 void RunCoordinator::SetWilling(bool willing) {
   if (std::exchange(willing_, willing) == willing || stopped_) return;
   if (!willing && leadership_.mine && !leaving_) GiveUp();
-  if (willing && watch_ != nullptr) Read();  // Else it reads, or is about to.
+  if (willing && watch_ != nullptr) Read();  // Without a watch it reads already, or will.
 }
 
-// Every call has a deadline, so this does not ask in a tight loop while etcd is away.
+// While etcd is away each call takes until its deadline to fail, so repeating it at once is no tight loop.
 void RunCoordinator::Read() {
   watch_ = nullptr;
   etcdserverpb::RangeRequest request;
@@ -61,8 +62,8 @@ void RunCoordinator::WasRead(const RangeResponse& found) {
   if (found.kvs_size() > 0) Saw(found.kvs(0));
 }
 
-// The term has a key of its own, which stays: the coordinator's key is removed with its lease, and the next
-// term must be above that of every coordinator that there was.
+// The term has a key of its own, which is never removed: the coordinator's key is removed with its lease, and
+// the next term must be above those of all earlier coordinators.
 void RunCoordinator::TakeLeadership() {
   CompareAndSwap swap;
   swap.ranges = {{keys_.Coordinator()}, {keys_.Term()}};
@@ -111,8 +112,8 @@ void RunCoordinator::OnEvents(const std::vector<Event>& events) {
 void RunCoordinator::Saw(const KeyValue& key) {
   ledger::v1::Coordinator coordinator;
   coordinator.ParseFromString(key.value());
-  if (coordinator.term() <= leadership_.term) return;  // Known.
-  leaving_ = leave_again_ = false;                     // That leadership is over.
+  if (coordinator.term() <= leadership_.term) return;  // Already seen.
+  leaving_ = leave_again_ = false;                     // The leadership that it was giving up is over.
   leadership_.term = coordinator.term();
   leadership_.node = coordinator.node();
   leadership_.mine = coordinator.registration() == options_.node.value;
@@ -128,8 +129,8 @@ void RunCoordinator::Saw(const KeyValue& key) {
   changed_(Leadership(leadership_));
 }
 
-// Until etcd has answered, this daemon leads and decides nothing. So it asks again, also when it is willing
-// by then.
+// Until etcd has answered, this daemon still leads but decides nothing. So it retries, even if it is willing
+// again by then.
 void RunCoordinator::GiveUp() {
   leaving_ = true;
   DeleteLeadership("giving up the coordination",
@@ -150,7 +151,7 @@ void RunCoordinator::OnGivenUp(int64_t term, const absl::Status& given_up) {
   backoff_.Succeeded();
 }
 
-// OK: it is not this daemon's any more.
+// Answers OK if this daemon does not lead any more.
 void RunCoordinator::DeleteLeadership(const std::string& purpose,
                                       absl::AnyInvocable<void(absl::Status)> done) {
   CompareAndSwap swap;

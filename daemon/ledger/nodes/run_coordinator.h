@@ -1,4 +1,4 @@
-// Which daemon decides for a run, and this daemon's wish to be the one.
+// The election of a run's coordinator, in which this daemon is a candidate.
 #ifndef CKPTD_DAEMON_LEDGER_NODES_RUN_COORDINATOR_H_
 #define CKPTD_DAEMON_LEDGER_NODES_RUN_COORDINATOR_H_
 
@@ -21,7 +21,8 @@
 
 namespace ckptd {
 
-// A daemon that finds a run without a coordinator takes the leadership, until its lease ends or it resigns.
+// A daemon that finds a run without a coordinator takes the leadership, until its lease ends, or it resigns
+// or steps down.
 // Several daemons may believe for a while that they lead. A decision counts only if its daemon leads when
 // etcd applies it, so each decision is a CompareAndSwap with Leadership::held.
 class RunCoordinator {
@@ -30,7 +31,7 @@ class RunCoordinator {
     int64_t term = 0;  // Rises with each coordinator of the run; no two have the same.
     std::string node;  // The coordinator's.
     bool mine = false;
-    CompareAndSwap::Held held;  // If it is mine. Lost: NOT_COORDINATOR.
+    CompareAndSwap::Held held;  // If it is mine; its `lost` is NOT_COORDINATOR.
   };
   struct Options {
     std::string prefix;  // Of the run's keys, with the slash at its end.
@@ -38,21 +39,21 @@ class RunCoordinator {
     std::string run;  // For messages.
   };
 
-  // `changed` runs with the coordinator, and then with each later one. `ended` runs once if this daemon can
-  // neither become coordinator nor be told of one any longer: NODE_REPLACED, and errors of etcd_errors.h but
-  // for LEDGER_UNAVAILABLE and LEDGER_FULL, after which it continues. Either may destroy this object. `etcd`
-  // and `clock` must outlive it.
+  // `changed` runs with the first coordinator that this daemon sees, and with each later one. `ended` runs
+  // once, if this daemon can neither become coordinator nor follow one any longer: NODE_REPLACED, and errors
+  // of etcd_errors.h except LEDGER_UNAVAILABLE and LEDGER_FULL, after which it tries again. Either callback
+  // may destroy this object. `etcd` and `clock` must outlive it.
   RunCoordinator(Etcd* etcd, Clock* clock, Options options, std::function<void(const Leadership&)> changed,
                  std::function<void(const absl::Status&)> ended);
 
   void Start();
-  void OnTick();  // Several times a second.
-  // False: steps down, if this daemon leads, so that another one takes over; and does not take it
-  // before this was called with true. `changed` runs with the next coordinator.
+  void OnTick();  // Call it several times a second.
+  // False: steps down if this daemon leads, so that another one takes over, and is no candidate until this is
+  // called with true. `changed` runs with the next coordinator.
   void SetWilling(bool willing);
   // False while this daemon leads, or may lead.
   bool follows_another() const { return watch_ != nullptr && !leadership_.mine; }
-  // Steps down, if this daemon leads, so that another one takes over at once; and is no candidate any more.
+  // Steps down if this daemon leads, so that another one takes over at once, and is no candidate any more.
   void Resign(absl::AnyInvocable<void(absl::Status)> resigned);
 
  private:
@@ -77,9 +78,9 @@ class RunCoordinator {
   Leadership leadership_;  // The latest that was seen.
   bool stopped_ = false;
   bool willing_ = true;
-  bool leaving_ = false;      // It steps down, and leads until etcd has answered.
-  bool leave_again_ = false;  // Because etcd has not answered.
-  bool etcd_full_ = false;    // When it has last tried to take the leadership.
+  bool leaving_ = false;      // Stepping down; it still leads until etcd has answered.
+  bool leave_again_ = false;  // Retry to step down: etcd has not answered, or is full.
+  bool etcd_full_ = false;    // At the last try to take the leadership.
   Backoff backoff_;
   std::unique_ptr<EtcdWatch> watch_;
   CallbackScope callbacks_;

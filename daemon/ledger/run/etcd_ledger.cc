@@ -19,8 +19,8 @@ absl::Status StatusOf(const absl::StatusOr<T>& result) {
   return result.status();
 }
 
-// Ranks that train on from a checkpoint that they have all read go on, and what they say later of their
-// resume stays as it was.
+// Withdraws the decisions for damaged checkpoints, except for a checkpoint that all ranks have already read:
+// these ranks train on, and later answers about their resume stay the same.
 void WithdrawDamaged(const RunState& state, LocalLedger* ledger) {
   for (const storage::v1::Launch& launch : state.record().launches()) {
     if (launch.resume_decided() && !launch.resume_agreed() && state.IsDamaged(launch.resume_sequence()))
@@ -76,7 +76,7 @@ void EtcdLedger::DecideOnWhole(std::vector<CompareAndSwap::Range> ranges, const 
        });
 }
 
-// ---- who joins
+// ---- joins
 
 void EtcdLedger::Join(const Ledger::JoinSpec& spec, Answer<absl::StatusOr<int64_t>> answer) {
   joins_.push_back({spec, std::move(answer)});
@@ -89,7 +89,7 @@ void EtcdLedger::ProcessEnded(const std::string& instance) {
   BeginRound();
 }
 
-// One round at a time: the next one serves all that have come meanwhile.
+// Runs one round at a time. The next round serves all processes that have come meanwhile.
 void EtcdLedger::BeginRound() {
   if (round_under_way_ || (joins_.empty() && !living_changed_)) return;
   if (!round_backoff_.IsOver(clock_->Now())) return;
@@ -129,7 +129,7 @@ void EtcdLedger::EndRound(JoinRound& round, const absl::Status& written) {
     const Ledger::JoinSpec& spec = round.joins()[i].spec;
     absl::StatusOr<int64_t> result = written.ok() ? round.results()[i] : absl::StatusOr<int64_t>(written);
     if (result.ok() && ended.contains(spec.instance)) {
-      living_changed_ = true;  // It was written down as living meanwhile.
+      living_changed_ = true;  // This round has written it as living.
     } else if (result.ok()) {
       living_[spec.instance] = ProcessOf(spec, *result);
     }
@@ -139,7 +139,7 @@ void EtcdLedger::EndRound(JoinRound& round, const absl::Status& written) {
   BeginRound();
 }
 
-// ---- which attempt acts
+// ---- the active attempt
 
 void EtcdLedger::Activate(int64_t attempt, Answer<absl::Status> answer) {
   auto& waiting = activating_[attempt];
@@ -169,7 +169,7 @@ void EtcdLedger::WatchActiveAttempt(std::function<void(int64_t attempt)> changed
   if (watch_ == nullptr) ReadActive();
 }
 
-// Every call has a deadline, so this does not ask in a tight loop while etcd is away.
+// While etcd is away each call takes until its deadline to fail, so repeating it at once is no tight loop.
 void EtcdLedger::ReadActive() {
   etcdserverpb::RangeRequest request;
   request.set_key(keys_.Active());
@@ -177,7 +177,7 @@ void EtcdLedger::ReadActive() {
       request, While("reading the active attempt"),
       callbacks_.Guard([this](const absl::StatusOr<etcdserverpb::RangeResponse>& found) {
         if (ReasonOf(found.status()) == ledger_reason::kUnavailable) return ReadActive();
-        if (!found.ok()) return;  // Every decision gets the same error.
+        if (!found.ok()) return;  // Every decision fails with the same error.
         SawActive(RunState(keys_, options_.node.name, {{found->kvs().begin(), found->kvs().end()}}).active());
         WatchActive(found->header().revision() + 1);
       }));
@@ -194,7 +194,7 @@ void EtcdLedger::WatchActive(int64_t from_revision) {
 }
 
 void EtcdLedger::SawActive(int64_t attempt) {
-  if (attempt <= active_) return;  // An event may be older than what an answer has said.
+  if (attempt <= active_) return;  // An event may be older than an answer.
   active_ = attempt;
   if (active_changed_ != nullptr) active_changed_(attempt);
 }
@@ -212,8 +212,8 @@ void EtcdLedger::Admit(int64_t attempt, Answer<absl::StatusOr<int64_t>> answer) 
 
 // ---- what to resume from
 //
-// A decision that is withdrawn stays there as withdrawn: a key that were deleted could be created again by a
-// late copy of the request that has created it.
+// The key of a withdrawn decision stays, and is marked as withdrawn: a late copy of the request that created
+// the key could create it again if it were deleted.
 
 void EtcdLedger::DecideResume(int64_t attempt, const ResumeChoice& newest,
                               Answer<absl::StatusOr<ResumeChoice>> answer) {
@@ -274,7 +274,7 @@ void EtcdLedger::ResumeFailed(int64_t attempt, int64_t sequence, Answer<absl::St
 
 void EtcdLedger::Committed(const std::set<int64_t>& attempts,
                            Answer<absl::StatusOr<int64_t>> retained_through) {
-  // The heads of later attempts say which of them have taken the root over.
+  // The heads of later attempts show which of them have taken over the root.
   std::vector<CompareAndSwap::Range> ranges = {{keys_.Retained()}};
   if (!attempts.empty()) ranges.push_back({keys_.Head(*attempts.begin()), false, PrefixEnd(keys_.Heads())});
   for (const int64_t attempt : attempts) ranges.push_back({keys_.Resume(attempt)});

@@ -1,4 +1,5 @@
-// What several daemons decide of a run, in etcd: attempts, sequences, and what to resume from.
+// Decisions about a run that several daemons make together, in etcd: attempts, sequences, and what to resume
+// from.
 #ifndef CKPTD_DAEMON_LEDGER_RUN_ETCD_LEDGER_H_
 #define CKPTD_DAEMON_LEDGER_RUN_ETCD_LEDGER_H_
 
@@ -29,17 +30,18 @@
 
 namespace ckptd {
 
-// The methods mean what those of Ledger mean, for all daemons of the run, and pass one suite with LocalLedger
-// (tests/contract/ledger_contract_test.cc). The Ledger that the engine gets is NodesLedger, over all
-// registrations of the node. Saves are decided elsewhere (save_admission.h, save_publication.h). Answers come
-// later, and not after the end of this object; errors of etcd are those of daemon/etcd/etcd_errors.h.
+// The methods are those of Ledger, for all daemons of the run, and pass the same tests as LocalLedger
+// (tests/contract/ledger_contract_test.cc). The engine calls NodesLedger, which uses one EtcdLedger for each
+// registration of the node. Saves are decided in save_admission.h and save_publication.h. Answers come after
+// the call has returned, and never after the destruction of this object; errors of etcd are those of
+// daemon/etcd/etcd_errors.h.
 //
-// A decision reads keys of etcd, lets a LocalLedger decide from them, so that the rules are those of one
-// node, and writes the keys that have changed, in a transaction that compares all that was read
-// (CompareAndSwap). So it does not matter whether an answer was lost, or when a copy of a request arrives.
+// For each decision the ledger reads keys of etcd, lets a LocalLedger decide from them, so that the rules are
+// those of a single node, and writes the changed keys in a transaction that compares all keys that were read
+// (CompareAndSwap). So a lost answer or a late copy of a request does no harm.
 //
-// Every answer is NODE_REPLACED once etcd no longer knows this daemon as its node: then nothing that it asks
-// for is written. Make a new ledger with the next registration.
+// Once etcd no longer knows this daemon as its node, every answer is NODE_REPLACED and nothing is written.
+// Make a new ledger with the next registration.
 class EtcdLedger {
  public:
   template <typename T>
@@ -54,41 +56,43 @@ class EtcdLedger {
   // `etcd` and `clock` must outlive it.
   EtcdLedger(Etcd* etcd, Clock* clock, Options options);
 
-  void OnTick() { BeginRound(); }  // Several times a second.
+  void OnTick() { BeginRound(); }  // Call it several times a second.
 
   // Processes that join at the same time do so in one transaction. Nodes that join the same launch do not
   // wait for one another if their ranks are in different blocks (LedgerKeys::BlockOf).
   void Join(const Ledger::JoinSpec& spec, Answer<absl::StatusOr<int64_t>> answer);
-  // It reaches the other nodes soon, by a watch.
+  // Removes the process from this node's key of live processes, which other nodes read when processes join.
   void ProcessEnded(const std::string& instance);
 
   // Ranks that activate at the same time do so in one transaction.
   void Activate(int64_t attempt, Answer<absl::Status> answer);
-  // `changed` runs at once if it is known which attempt acts, else when etcd has answered.
+  // `changed` runs at once if the active attempt is known, else when etcd has answered; then for each later
+  // one.
   void WatchActiveAttempt(std::function<void(int64_t attempt)> changed);
 
   // A sequence whose answer was lost stays unused.
   void Admit(int64_t attempt, Answer<absl::StatusOr<int64_t>> answer);
 
-  // A decision on a checkpoint that is marked as damaged (CheckpointDamage) is no decision, unless all ranks
-  // have read their part of it: the next reader of the decision withdraws it. CHECKPOINT_DAMAGED if `newest`,
-  // or what is to be agreed on, is marked: the mark is older than the answer.
+  // A decision for a checkpoint that is marked as damaged (CheckpointDamage) is void, unless all ranks have
+  // read their parts of it: the next call that reads the decision withdraws it. CHECKPOINT_DAMAGED if
+  // `newest`, or the checkpoint of AgreeResume, is marked; etcd has the mark before the answer comes.
   void DecideResume(int64_t attempt, const ResumeChoice& newest, Answer<absl::StatusOr<ResumeChoice>> answer);
   void DecidedResume(int64_t attempt, Answer<absl::StatusOr<std::optional<ResumeChoice>>> answer);
   void RejectResume(int64_t attempt, int64_t sequence, Answer<absl::Status> answer);
   void AgreeResume(int64_t attempt, int64_t sequence, Answer<absl::Status> answer);
   void ResumeFailed(int64_t attempt, int64_t sequence, Answer<absl::Status> answer);
-  // Each of these attempts has committed a checkpoint. Answers with the sequence up to which retention leaves
-  // checkpoints alone (RunRecord::retained_through), as it is then; 0: there are none.
+  // Records that each of these attempts has committed a checkpoint. Answers with the sequence up to which
+  // retention then keeps all checkpoints (RunRecord::retained_through); 0: none.
   void Committed(const std::set<int64_t>& attempts, Answer<absl::StatusOr<int64_t>> retained_through);
 
  private:
-  // Lets `ask` ask a LocalLedger that has read these ranges, and answers with its answer once that is
-  // written.
+  // Runs `ask` with a LocalLedger that is made from these ranges, and answers with the result of `ask` once
+  // the changes are written.
   template <typename T>
   void Decide(std::vector<CompareAndSwap::Range> ranges, const std::string& what,
               std::function<void(LocalLedger&, Answer<T>)> ask, Answer<T> answer);
-  // Likewise, of what an attempt resumes from: the marks of damage are among the ranges.
+  // As Decide, for decisions that need the damage marks: these are among the ranges, and `ask` gets the
+  // state.
   template <typename T>
   void DecideOnWhole(std::vector<CompareAndSwap::Range> ranges, const std::string& what,
                      std::function<void(LocalLedger&, const RunState&, Answer<T>)> ask, Answer<T> answer);
@@ -109,15 +113,15 @@ class EtcdLedger {
 
   RunState::Living living_;  // Of this node.
   std::vector<JoinRound::Join> joins_;
-  std::set<int64_t> joined_;     // Attempts that the last of them have joined.
-  bool living_changed_ = false;  // Since the last round has begun.
-  bool living_unknown_ = false;  // In etcd: the last round was not answered.
+  std::set<int64_t> joined_;     // Attempts that the processes of the last round joined.
+  bool living_changed_ = false;  // Since the last round began.
+  bool living_unknown_ = false;  // What etcd has: the last round was not answered, or refused.
   bool round_under_way_ = false;
   Backoff round_backoff_{std::chrono::milliseconds(100), std::chrono::seconds(1)};
   std::set<std::string> ended_in_round_;
 
   std::map<int64_t, std::vector<Answer<absl::Status>>> activating_;
-  int64_t active_ = -1;  // The newest one that was seen; -1: etcd has not said.
+  int64_t active_ = -1;  // The newest attempt that was seen; -1: none was read yet.
   std::function<void(int64_t)> active_changed_;
   std::unique_ptr<EtcdWatch> watch_;
 

@@ -13,12 +13,13 @@ namespace {
 using etcdserverpb::RequestOp;
 using storage::v1::Launch;
 
-// Of etcd's 128 operations in a transaction: a block of a launch takes one that reads it and one that writes
-// it, and a node that is asked for takes one that reads what it says.
+// A transaction of etcd has 128 operations at most. A block of a launch takes one to read it and one to write
+// it; each holder takes one to read its live processes.
 constexpr size_t kMostBlocks = 48;
 constexpr size_t kMostHolders = 48;
 
-// A process that joins its own attempt again is a living one for the ledger, and changes nothing.
+// Makes these processes live ones for the ledger: each joins its own attempt again, which changes nothing
+// else.
 void JoinAgain(const RunState::Living& living, const storage::v1::RunRecord& record, LocalLedger* ledger) {
   for (const Launch& launch : record.launches()) {
     for (const auto& [rank, instance] : launch.instances()) {
@@ -105,8 +106,8 @@ JoinRound::Needs JoinRound::NeedsOf(const RunState& state) const {
     if (node != node_.name) needs.holders.insert(node);
   }
   if (!needs.others) return needs;
-  // An attempt that no rank has joined has no ranks. Of an earlier one than those that may act, this node's
-  // are not read with the others.
+  // With `others`, Ranges reads the ranks of all attempts from `acting` on, and no attempt by itself. So it
+  // begins at the earliest attempt that a process joins, if that is before the active one.
   needs.acting = state.active();
   for (const int64_t attempt : needs.attempts) needs.acting = std::min(needs.acting, attempt);
   return needs;

@@ -1,4 +1,4 @@
-// Processes that join an attempt together, and what must be read to decide about them.
+// Processes that join attempts in one transaction, and the ranges that must be read to decide about them.
 #ifndef CKPTD_DAEMON_LEDGER_RUN_JOIN_ROUND_H_
 #define CKPTD_DAEMON_LEDGER_RUN_JOIN_ROUND_H_
 
@@ -18,15 +18,16 @@
 
 namespace ckptd {
 
-// LocalLedger decides; it is given no more than it looks at, because all that is read is compared, and nodes
-// that join at once should not wait for one another. What it looks at depends on what is there:
+// LocalLedger decides. A round reads only the keys that LocalLedger needs, because the transaction compares
+// all keys that were read, and nodes that join at the same time should not conflict. Which keys it needs
+// depends on their values:
 //
-//   - The launches, and which processes have had the rank in the launch: the blocks of the joining ranks.
-//   - If another process has it: whether that process lives, which the node on which it ran reports.
+//   - The launches, and the processes that have had the rank in the launch: the blocks of the joining ranks.
+//   - If another process has the rank: whether that process lives, from the key of the node where it ran.
 //   - In a launch that no rank has joined: whether another job's launch runs, or a part of this one under
-//     another id, for which it needs all ranks of the attempts that may still act, and all living processes.
+//     another id. That needs all ranks of the attempts that may still act, and all live processes.
 //
-// So it is read in steps, until what was read shows that nothing else is needed.
+// So the round reads in steps, until the keys that it has read show that it needs no others.
 class JoinRound {
  public:
   struct Join {
@@ -34,17 +35,17 @@ class JoinRound {
     absl::AnyInvocable<void(absl::StatusOr<int64_t>)> answer;
   };
 
-  // Takes as many of `joins` as one transaction has room for. `living`: of this node, before.
+  // Takes as many of `joins` as one transaction has room for. `living`: this node's live processes before.
   JoinRound(LedgerKeys keys, NodeIdentity node, RunState::Living living, std::vector<Join>* joins);
-  // Writes the living processes also if they are there already, so that what an earlier round has asked for,
-  // and may still be under way, finds them changed.
+  // Writes the live processes even if etcd has them already, so that a late copy of an earlier round's
+  // request finds their key changed, and writes nothing.
   void RewriteLiving() { rewrite_living_ = true; }
 
-  // Attempts that these processes probably join, such as that of an earlier round: it saves a reading.
+  // The attempts that these processes probably join, such as those of an earlier round. Saves a reading.
   void Expect(std::set<int64_t> attempts) { needs_.attempts = std::move(attempts); }
   const std::set<int64_t>& attempts() const { return needs_.attempts; }
   std::vector<CompareAndSwap::Range> Ranges() const;
-  // What to write; nothing, and `incomplete`, if other ranges must be read for that.
+  // Returns what to write. Returns nothing and sets incomplete() if other ranges must be read first.
   std::vector<etcdserverpb::RequestOp> Decide(const CompareAndSwap::Found& found);
   bool incomplete() const { return incomplete_; }
 
@@ -54,9 +55,9 @@ class JoinRound {
 
  private:
   struct Needs {
-    std::set<int64_t> attempts;     // Which of this node's ranks are known.
-    std::set<std::string> holders;  // Nodes that say whether a process lives.
-    bool others = false;            // Whether other launches run, from `acting` on.
+    std::set<int64_t> attempts;     // Whose ranks on this node must be read.
+    std::set<std::string> holders;  // Nodes whose live processes must be read.
+    bool others = false;            // All attempts from `acting` on, and all live processes, must be read.
     int64_t acting = 0;
 
     bool operator==(const Needs&) const = default;
@@ -74,7 +75,7 @@ class JoinRound {
   std::vector<absl::StatusOr<int64_t>> results_;
 };
 
-// What a node says of a process that lives.
+// A node's record of a live process.
 ledger::v1::LivingProcesses::Process ProcessOf(const Ledger::JoinSpec& spec, int64_t attempt);
 
 }  // namespace ckptd

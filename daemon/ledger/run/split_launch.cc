@@ -39,7 +39,7 @@ absl::Status CheckLaunchIsWhole(const RunState& state, const std::string& node,
     const auto& processes = other.instances();
     const bool same_size = other.world_size() == spec.world_size;
     if (other.attempt() < state.active() || !same_size || processes.contains(spec.rank)) continue;
-    // One process that has ended has ended its launch. Those of this node are not among these.
+    // A launch is over when one of its processes has ended. `lives` is false for processes of this node.
     if (processes.empty() || !std::all_of(processes.begin(), processes.end(), lives)) continue;
     std::vector<int> ranks;
     std::set<std::string> nodes;

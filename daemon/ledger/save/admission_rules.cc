@@ -22,8 +22,8 @@ namespace {
 using ledger::v1::NodeVote;
 using ledger::v1::SaveState;
 
-// The vote that counts for a node; null: it has not voted, or the daemon that voted has ended since, and its
-// memory with it.
+// The node's vote, if it counts. Null: the node has not voted, or the daemon that voted has ended since, and
+// its memory is freed.
 const NodeVote* VoteOf(const SaveView& view, const std::string& node) {
   const auto vote = view.votes.find(node);
   const auto living = view.registrations.find(node);
@@ -41,7 +41,7 @@ ledger::v1::SaveEnd NotDecided() {
   return end;
 }
 
-// Whether a node has said no only because it has waited for other nodes until its deadline.
+// Whether a node has rejected the save only because it waited for other nodes until its deadline.
 bool HasOnlyWaited(const ledger::v1::SaveEnd& no) {
   return no.reason() == reason::kRanksMissing && no.ranks().empty();
 }
@@ -51,7 +51,8 @@ ledger::v1::SaveEnd EndByNo(const SaveView& view, const SaveState& state, const 
   return HasOnlyWaited(no) ? EndByMissingRanks(view, state.tag()) : EndBy(node, view.ranks.at(node), no);
 }
 
-// The no that counts; null: there is none. One that says what is wrong comes before one that only waited.
+// The node whose rejection counts; null: there is none. A node that names a cause comes before one that only
+// waited.
 const std::string* FirstNo(const SaveView& view) {
   const std::string* first = nullptr;
   for (const auto& [node, ranks] : view.ranks) {
@@ -76,8 +77,8 @@ ledger::v1::SaveEnd PoliciesDiffer(const SaveView& view, const std::string& tag,
                          {{"tag", tag}}));
 }
 
-// Gives the state the policy that its nodes name. If two name different ones, which of them counted would be
-// chance, so the save ends.
+// Gives the state the policy that its nodes name. Ends the save if two nodes name different ones, because
+// nothing says which one should count.
 void TakeRetention(const SaveView& view, SaveState* state) {
   const std::string* first = nullptr;
   for (const auto& [node, ranks] : view.ranks) {
@@ -90,7 +91,7 @@ void TakeRetention(const SaveView& view, SaveState* state) {
   }
 }
 
-// What to look at where ranks are missing. In the order of the message: the surest cause comes first.
+// Why ranks are missing, in the order of the message: the most certain cause comes first.
 enum class Missing { kNotRegistered, kRestarted, kNotBegun, kNotJoined };
 
 Missing WhyMissing(const SaveView& view, const std::string& node) {
@@ -133,7 +134,7 @@ std::string Describe(Missing why, const std::map<std::string, std::vector<int>>&
 }  // namespace
 
 ledger::v1::SaveEnd EndByMissingRanks(const SaveView& view, const std::string& tag) {
-  std::map<int, std::string> node_of;  // By rank; of those that have joined.
+  std::map<int, std::string> node_of;  // By rank, for those that have joined.
   std::set<int> voted;
   for (const auto& [node, ranks] : view.ranks) {
     for (const int rank : ranks.ranks()) {

@@ -1,4 +1,4 @@
-// When a save that spans nodes is admitted. Nothing here knows etcd's calls.
+// The rules by which a save that spans nodes is admitted, without I/O.
 #ifndef CKPTD_DAEMON_LEDGER_SAVE_ADMISSION_RULES_H_
 #define CKPTD_DAEMON_LEDGER_SAVE_ADMISSION_RULES_H_
 
@@ -9,17 +9,19 @@
 
 namespace ckptd {
 
-// Changes a state that is PROPOSED to ADMITTED if all ranks of the attempt are on nodes that have accepted
-// it, and whose daemons are those that have voted; to ENDED if the attempt is fenced, a node has rejected it,
-// or two nodes name different retention policies (SAVE_CONFLICT). An admitted save has the policy of its
-// votes. `inflight`: the directory for its files; empty: there is none yet, and the save is not admitted.
+// Changes a state that is PROPOSED to ADMITTED if the nodes of all ranks of the save have accepted it and
+// still have the registrations with which they voted; to ENDED if the attempt is fenced, a node has rejected
+// the save, or two nodes name different retention policies (SAVE_CONFLICT). An admitted save gets the policy
+// of its votes. `inflight`: the directory for its files; empty: there is none yet, so the save is not
+// admitted.
 void DecideAdmission(const SaveView& view, const std::string& inflight, ledger::v1::SaveState* state);
 
-// The end of a save that is not admitted in time, because of the ranks whose votes do not count: its message
-// names these, their nodes and whether those are registered. LEDGER_UNAVAILABLE if there are none.
+// The end of a save that was not admitted in time because ranks are missing: their nodes have no vote that
+// counts. The message names these ranks, their nodes, and whether these are registered. LEDGER_UNAVAILABLE if
+// no rank is missing.
 ledger::v1::SaveEnd EndByMissingRanks(const SaveView& view, const std::string& tag);
 
-// The name of a save that a state, which is OPEN, gets: it is PROPOSED then.
+// Gives a state that is OPEN the name of a save, which makes it PROPOSED.
 void NameSave(const ledger::v1::SaveProposal& proposal, ledger::v1::SaveState* state);
 
 }  // namespace ckptd

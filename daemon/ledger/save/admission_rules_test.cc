@@ -14,7 +14,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// Rank 0 of four is on node a, which has voted. The others are missing, each for another cause.
+// Rank 0 of four is on node a, which has voted. The other ranks are missing.
 class MissingRanksTest : public ::testing::Test {
  protected:
   MissingRanksTest() {

@@ -46,7 +46,7 @@ std::optional<RequestOp> VoteAndAdmit(const LedgerKeys& keys, const NodeIdentity
   *either.add_compare() = UnchangedFrom({node.Siblings(), true}, guess.voters->nodes);
   *either.add_compare() = UnchangedFrom({keys.Active()}, guess.active);
   *either.add_compare() = Absent(index_key);
-  // It was raised when the save was made, and not since.
+  // The last sequence was raised when the save was prepared, and not since.
   *either.add_compare() = LastChangedAt(keys.Sequence(), open.mod_revision());
 
   const RequestOp write = Put(keys.Vote(sequence, node.name), vote.SerializeAsString());

@@ -1,4 +1,4 @@
-// The vote with which the last node of a save admits it.
+// The vote with which the last node that votes admits the save.
 #ifndef CKPTD_DAEMON_LEDGER_SAVE_LAST_VOTE_H_
 #define CKPTD_DAEMON_LEDGER_SAVE_LAST_VOTE_H_
 
@@ -16,17 +16,17 @@ namespace ckptd {
 
 inline constexpr size_t kMostVoters = 32;
 
-// An operation that writes `vote`, by which this node accepts the save of this sequence, which is OPEN in
-// `open`; and that also names and admits the save, if the votes of all other nodes of its ranks stand, and
-// all keys are as `guess` has them. Which vote is the last is known in etcd alone, so each of them is such an
-// operation.
+// Returns an operation that writes `vote`, with which this node accepts the save of this sequence. `open` is
+// the save's state, which is OPEN. The operation also names and admits the save if etcd has the accepting
+// votes of all other nodes of its ranks, and all keys are as in `guess`. Only etcd knows which vote is the
+// last, so every vote is such an operation.
 //
-// It compares what the coordinator's decision compares (SaveAdmission::DecideOpen), but for the
-// leadership: that a save which is OPEN is admitted follows from what is in etcd, and from nothing that the
-// coordinator knows. The other votes are compared by value: each promises that its node has the memory now.
+// The operation compares the keys that the coordinator's decision compares (SaveAdmission::DecideOpen),
+// except the leadership: the admission of a save that is OPEN depends only on keys in etcd, and not on the
+// coordinator's memory. It compares the other votes by value: each promises that its node has the memory now.
 //
-// nullopt: write the vote alone, and leave the decision to the coordinator. So it is with too many nodes, for
-// each of them compares the votes of all others.
+// nullopt: write the vote alone, and leave the decision to the coordinator. One case is a save with more than
+// kMostVoters nodes, because each node compares the votes of all others.
 std::optional<etcdserverpb::RequestOp> VoteAndAdmit(const LedgerKeys& keys, const NodeIdentity& node,
                                                     int64_t sequence, const etcdserverpb::KeyValue& open,
                                                     const ledger::v1::NodeVote& vote, const SaveGuess& guess);

@@ -18,10 +18,10 @@ using ledger::v1::SaveState;
 
 namespace {
 
-// Of DecideOpen, after those of the view.
+// Places of the ranges of DecideOpen, after those of the view.
 constexpr size_t kIndex = 4, kLast = 5;
 
-// Whether a vote is for a save that is not decided yet.
+// Whether the vote can count in this state: the save is not decided yet, and has no other name than the vote.
 bool CountsIn(const ledger::v1::NodeVote& vote, const SaveState& state) {
   if (state.phase() == SaveState::OPEN) return vote.has_proposal();
   return state.phase() == SaveState::PROPOSED && (!vote.has_proposal() || IsOf(vote.proposal(), state));
@@ -34,8 +34,8 @@ bool IsForOneSave(const ledger::v1::NodeVote& one, const ledger::v1::NodeVote& o
   return a.attempt() == b.attempt() && a.tag() == b.tag() && a.ordinal() == b.ordinal();
 }
 
-// Whether a node's no stays, although it says yes: that yes was asked before the no, and is asked again
-// because it was not answered. The memory for the save is used for something else by now.
+// Whether the acceptance `yes` must not replace the node's rejection `no`: it was sent before the rejection,
+// and is sent again because it was not answered. The memory for the save may be in use for something else.
 bool Stands(const ledger::v1::NodeVote& no, const ledger::v1::NodeVote& yes, const SaveState& state) {
   return no.has_no() && !yes.has_no() && no.registration() == yes.registration() &&
          IsForOneSave(no, yes, state);
@@ -43,7 +43,7 @@ bool Stands(const ledger::v1::NodeVote& no, const ledger::v1::NodeVote& yes, con
 
 ledger::v1::SaveEnd Unused() {
   ledger::v1::SaveEnd end;
-  end.set_reason("UNUSED");  // No rank is told.
+  end.set_reason("UNUSED");  // No rank gets this end.
   end.set_message("another save has the next sequence");
   return end;
 }
@@ -84,7 +84,7 @@ void SaveAdmission::Begin(const Proposal& save, Answer<Save> answer) {
          }));
 }
 
-// Finds the sequence of a save that was proposed, or proposes it with the next one.
+// Finds the sequence of a save that was proposed before, or proposes the save with the next sequence.
 SaveAdmission::Operations SaveAdmission::Propose(const LedgerKeys& keys, const SaveState& proposal,
                                                  const CompareAndSwap::Found& found,
                                                  absl::StatusOr<int64_t>* sequence) {
@@ -113,7 +113,7 @@ void SaveAdmission::ReadState(int64_t sequence, Answer<Save> answer) {
       [](const CompareAndSwap::Found&, SaveState*) { return Operations(); }, std::move(answer));
 }
 
-// ---- what changes a save
+// ---- changes of a save
 
 void SaveAdmission::Change(const Save& save, std::vector<CompareAndSwap::Range> ranges,
                            CompareAndSwap::Held held, const std::string& what,
@@ -163,7 +163,7 @@ void SaveAdmission::Decide(const Save& save, const CompareAndSwap::Held& leaders
       std::move(answer));
 }
 
-// ---- saves that are made in advance
+// ---- prepared saves
 
 void SaveAdmission::Open(int64_t sequence, const CompareAndSwap::Held& leadership,
                          const std::string& inflight, Answer<Save> answer) {

@@ -1,6 +1,6 @@
-// How the nodes of an attempt admit a save: one proposes it, all vote, the coordinator decides. Or, with one
-// transaction less for each node: the coordinator has made the save in advance, all vote for it at once, and
-// it gets its name and is decided in one step.
+// How the nodes of an attempt admit a save: one node proposes it, all nodes vote, the coordinator decides. A
+// prepared save takes one transaction less for each node: the coordinator has made it in advance, all nodes
+// vote for it at once, and one step gives it its name and decides.
 #ifndef CKPTD_DAEMON_LEDGER_SAVE_SAVE_ADMISSION_H_
 #define CKPTD_DAEMON_LEDGER_SAVE_SAVE_ADMISSION_H_
 
@@ -24,8 +24,8 @@
 
 namespace ckptd {
 
-// Answers come later, and not after the end of this object. Errors: NODE_REPLACED, and those of
-// etcd_errors.h; then what was asked for was done or not, and may be asked again.
+// Answers come after the call has returned, and never after the destruction of this object. Errors:
+// NODE_REPLACED, and those of etcd_errors.h; then the change was made or not, and the call may be repeated.
 class SaveAdmission {
  public:
   template <typename T>
@@ -49,47 +49,47 @@ class SaveAdmission {
   // `etcd` must outlive it.
   SaveAdmission(Etcd* etcd, Options options);
 
-  // The first Begin of a save on any node proposes it, with a sequence above all before it; later ones, on
-  // any node, find it as it is by now, also after its end: with the ranks and the wait of the first. FENCED
-  // if a later attempt has acted, and the save was not proposed before.
+  // The first Begin of a save on any node proposes it, with a sequence above all earlier ones. Every later
+  // Begin, on any node, answers with the save's present state, also after its end; the ranks and the wait are
+  // those of the first Begin. FENCED if a later attempt has acted and the save was not proposed before.
   void Begin(const Proposal& proposal, Answer<Save> answer);
 
-  // Votes whether this node takes its ranks' part of the save. A vote without `vote.no` accepts it: the
-  // memory is there. The vote may be changed until the save is decided. An acceptance may have counted unless
-  // the answer is PROPOSED or OPEN: so memory that is promised is used for something else only after a
-  // rejection had that answer. `vote.proposal` names which of several saves that might get the sequence of
-  // one that is OPEN; the vote does not count if the answer has another name. With `guess->voters` an
-  // acceptance of a save that is OPEN also admits it, if it is the last one (last_vote.h); the answer may be
-  // OPEN all the same: then read the state.
+  // Accepts or rejects the save for this node's ranks. A vote without `vote.no` accepts it: this node has the
+  // memory. The vote may be changed until the save is decided. An acceptance may already have counted, so the
+  // node uses the promised memory for something else only after a rejection was answered with PROPOSED or
+  // OPEN. For a save that is OPEN, `vote.proposal` is the save that this node votes for; nodes may vote for
+  // different ones, and the vote does not count if the answer has another name. With `guess->voters`, an
+  // acceptance of a save that is OPEN also admits the save, if it is the last vote (last_vote.h). The answer
+  // may be OPEN even then: read the state.
   void Vote(const Save& save, ledger::v1::NodeVote vote, const std::optional<SaveGuess>& guess,
             Answer<VotedSave> answer);
 
-  // By the coordinator, which holds `leadership`: ADMITTED if the nodes of its ranks have accepted; ENDED at
-  // the first rejection, or if the attempt is fenced; else still PROPOSED. A rejection with the reason
-  // RANKS_MISSING that names no ranks blames those whose nodes have not voted. `inflight`: the directory that
-  // was made for the save, in which no other save's files ever are; empty: there is none yet, so it is not
-  // admitted. NOT_COORDINATOR.
+  // Called by the coordinator, which holds `leadership`. The save becomes ADMITTED if the nodes of its ranks
+  // have accepted it, ENDED at the first rejection or if the attempt is fenced, and else stays PROPOSED. A
+  // rejection with the reason RANKS_MISSING and without ranks ends it because of the ranks whose nodes have
+  // not voted. `inflight`: the directory that was made for this save and never holds files of another one;
+  // empty: there is none yet, so the save is not admitted. NOT_COORDINATOR.
   void Decide(const Save& save, const CompareAndSwap::Held& leadership, const std::string& inflight,
               Answer<Save> answer);
-  // By the coordinator: the save of this sequence is there in advance, OPEN, with a directory that was made
-  // for it. Answers with it, as it is; or, if its sequence is not the next one, with the last one that was
-  // given, and no phase.
+  // Called by the coordinator: prepares the save of this sequence, which is OPEN then, with a directory that
+  // was made for it. Answers with its present state; or, if `sequence` is not the next one, with the last
+  // sequence that was given, and no phase.
   void Open(int64_t sequence, const CompareAndSwap::Held& leadership, const std::string& inflight,
             Answer<Save> answer);
-  // By the coordinator, unless the last vote has done it: a save that is OPEN becomes the one that a node has
-  // voted for, and is decided as by Decide. While that leaves it undecided and `may_wait` is set, it stays
-  // OPEN. If its sequence is not the last one any more, or the save has another one, it ends unused.
-  // `guess`: of OpenRanges, and the state.
+  // Called by the coordinator, for a save that is OPEN and that no last vote has admitted. Names the save by
+  // `proposal`, for which a node has voted, and decides as Decide does. If that decides nothing and
+  // `may_wait` is set, the save stays OPEN. It ends unused if its sequence is not the last one any more, or
+  // if `proposal` has another sequence. `guess`: of OpenRanges, and the state.
   void DecideOpen(const Save& save, const CompareAndSwap::Held& leadership,
                   const ledger::v1::SaveProposal& proposal, bool may_wait,
                   std::optional<CompareAndSwap::Found> guess, Answer<Save> answer);
-  // What DecideOpen reads, but for the state: SaveViewRanges, the save's index, the last sequence.
+  // The ranges that DecideOpen reads, without the state: SaveViewRanges, the save's index, the last sequence.
   std::vector<CompareAndSwap::Range> OpenRanges(int64_t sequence,
                                                 const ledger::v1::SaveProposal& proposal) const;
-  // By the coordinator: a save that is OPEN ends unused if its sequence is not the last one any more.
+  // Called by the coordinator: a save that is OPEN ends unused if its sequence is not the last one any more.
   void Close(const Save& save, const CompareAndSwap::Held& leadership, Answer<Save> answer);
-  // By the coordinator: ends a save that is not published yet. The answer holds how it ended, which
-  // may be another end.
+  // Called by the coordinator: ends a save that is not being published yet. The answer has the end that
+  // counts, which may be an earlier one.
   void End(const Save& save, const CompareAndSwap::Held& leadership, const ledger::v1::SaveEnd& end,
            Answer<Save> answer);
 

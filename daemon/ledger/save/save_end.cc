@@ -26,7 +26,7 @@ absl::Status ErrorOf(const SaveEnd& end) {
   if (!end.node().empty()) details["node"] = end.node();
   if (end.ranks_size() > 0)
     details["ranks"] = JoinRanks(std::vector<int>(end.ranks().begin(), end.ranks().end()));
-  // The ends that the ledger itself decides on have no code: a condition was not met.
+  // An end that the ledger itself decides has no code: it means that a condition was not met.
   const auto code =
       end.code() == 0 ? absl::StatusCode::kFailedPrecondition : static_cast<absl::StatusCode>(end.code());
   return MakeError(code, end.reason(), end.message(), details);

@@ -1,4 +1,4 @@
-// The end of a save without a checkpoint, as an error and as etcd keeps it.
+// Converts the end of a save without a checkpoint from an error to the form in etcd, and back.
 #ifndef CKPTD_DAEMON_LEDGER_SAVE_SAVE_END_H_
 #define CKPTD_DAEMON_LEDGER_SAVE_SAVE_END_H_
 

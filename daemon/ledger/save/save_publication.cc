@@ -20,7 +20,7 @@ using ledger::v1::SaveState;
 
 namespace {
 
-// Of the ranges of Publish(), after those of the view.
+// Places of the ranges of Publish(), after those of the view.
 constexpr size_t kPublishing = 4, kReaders = 5;
 
 ledger::v1::SaveEnd NodeLost(bool is_registered) {
@@ -33,15 +33,15 @@ ledger::v1::SaveEnd NodeLost(bool is_registered) {
   return end;
 }
 
-// Whether a node's part is lost, if the node has had time to come back.
+// Whether a node's part is lost, if the node has had the time to come back.
 bool IsLost(const SaveView& view, const std::string& node) {
   const auto found = view.votes.find(node);
   const NodeVote vote = found != view.votes.end() ? found->second : NodeVote();
   if (vote.stage() == NodeVote::DURABLE) return false;
   const auto living = view.registrations.find(node);
   if (living == view.registrations.end()) return true;
-  // The memory of a save that was only accepted is freed with the daemon. What was sealed may be its
-  // successor's, which says so.
+  // The memory of a save that was only accepted is freed when the daemon ends. A successor that has taken
+  // over sealed parts reports them with its own registration.
   return found != view.votes.end() && vote.registration() != living->second;
 }
 
@@ -123,7 +123,7 @@ void SavePublication::Publish(const SharedSave& save, const CompareAndSwap::Held
   auto result = std::make_shared<Publishing>();
   std::vector<CompareAndSwap::Range> ranges = View(save);
   ranges.push_back({keys_.Publishing()});
-  // Without a checkpoint to replace, a range in which nothing is.
+  // Without a checkpoint to replace, this range is empty.
   ranges.push_back({keys_.Readers(replaces.sequence), true});
   const auto decide = [=, keys = keys_, sequence = save.sequence](const CompareAndSwap::Found& found,
                                                                   SaveState* state) {

@@ -1,4 +1,4 @@
-// How an admitted save of several nodes becomes a checkpoint: what its coordinator decides, in this order.
+// How an admitted save of several nodes becomes a checkpoint: the coordinator's decisions, in their order.
 #ifndef CKPTD_DAEMON_LEDGER_SAVE_SAVE_PUBLICATION_H_
 #define CKPTD_DAEMON_LEDGER_SAVE_SAVE_PUBLICATION_H_
 
@@ -20,10 +20,10 @@
 
 namespace ckptd {
 
-// Used by the coordinator, which holds `leadership`. Each step may be asked for at any time and again, also
-// by the next coordinator: it does what can be done by now, and answers with the save as it is. Answers come
-// later, and not after the end of this object. Errors: NOT_COORDINATOR, and those of etcd_errors.h; then what
-// was asked for was done or not.
+// Used by the coordinator, which holds `leadership`. Each call may be made at any time and repeated, also by
+// the next coordinator: it makes its change if the conditions hold by now, and answers with the save's
+// present state. Answers come after the call has returned, and never after the destruction of this object.
+// Errors: NOT_COORDINATOR, and those of etcd_errors.h; then the change was made or not.
 class SavePublication {
  public:
   template <typename T>
@@ -36,52 +36,52 @@ class SavePublication {
   };
   struct Publishing {
     SharedSave save;
-    // If it is PUBLISHING: of the part record of each node. What is read of a record with another digest is
-    // not that of this save yet, or not any more.
+    // If it is PUBLISHING: the digest of each node's part record. A file with another digest is not yet, or
+    // no longer, the record that the node has reported.
     std::map<std::string, std::string> digests;
-    // If not, and it has not ended: what must come first, for messages.
+    // If it is neither PUBLISHING nor ended: what must come first, for messages.
     std::string waits_for;
   };
 
-  // The checkpoint that is removed: it has the save's tag.
+  // The checkpoint that has the save's tag, and is removed.
   struct Replaces {
-    int64_t sequence = 0;                              // 0: none has.
-    std::map<std::string, std::string> pointers = {};  // That the save takes over.
+    int64_t sequence = 0;                              // 0: there is none.
+    std::map<std::string, std::string> pointers = {};  // Those that the save takes over.
   };
 
   // `etcd` must outlive it.
   SavePublication(Etcd* etcd, Options options);
 
-  // ADMITTED becomes SEALED when all nodes have sealed their parts; ENDED, FENCED, if a later attempt has
-  // acted before they had. Either becomes ENDED if a node has reported that its part failed.
+  // ADMITTED becomes SEALED when all nodes have sealed their parts, and ENDED with FENCED if a later attempt
+  // has acted before that. ADMITTED and SEALED become ENDED if a node has reported that its part failed.
   void Settle(const SharedSave& save, const CompareAndSwap::Held& leadership, Answer<SharedSave> answer);
-  // A node's lease has ended, and it has had time to come back: ENDED, NODE_LOST, unless it had
-  // reported that its files are durable, or it is registered again and has reported that it still has what it
-  // had sealed.
+  // For a node whose lease has ended, and that has had the time to come back: the save becomes ENDED with
+  // NODE_LOST, unless the node had reported that its files are durable, or is registered again and has
+  // reported that it still has its sealed parts.
   void LoseNode(const SharedSave& save, const CompareAndSwap::Held& leadership, const std::string& node,
                 Answer<SharedSave> answer);
-  // PUBLISHING when all nodes are durable, no other save of the run is being published, and no node reads the
-  // checkpoint that it replaces, which is not opened any more from now on. `time_us` and the pointers are the
-  // checkpoint's, unless an earlier coordinator has fixed them.
+  // The save becomes PUBLISHING when the files of all nodes are durable, no other save of the run is being
+  // published, and no node reads the checkpoint that the save replaces; from then on no node opens that
+  // checkpoint. The new checkpoint gets `time_us` and the pointers, unless an earlier coordinator has fixed
+  // others.
   void Publish(const SharedSave& save, const CompareAndSwap::Held& leadership, int64_t time_us,
                const Replaces& replaces, Answer<Publishing> answer);
-  // Another checkpoint has the save's tag than was decided, because a name was stale: while it is PUBLISHING,
-  // this one is removed, and the save takes over these pointers, too.
+  // For a save that is PUBLISHING: the checkpoint at its tag is not the one that Publish has decided to
+  // remove, because a name was stale. Decides to remove `replaces`, and that the save takes over its
+  // pointers, too.
   void ReplaceAnother(const SharedSave& save, const CompareAndSwap::Held& leadership,
                       const Replaces& replaces, Answer<SharedSave> answer);
-  // The checkpoint has its name, durably: PUBLISHING becomes COMMITTED. `moved_in`: as
-  // SaveState::moved_in.
+  // The checkpoint is durably at its tag: PUBLISHING becomes COMMITTED. `moved_in`: as SaveState::moved_in.
   void Committed(const SharedSave& save, const CompareAndSwap::Held& leadership, int64_t moved_in,
                  Answer<SharedSave> answer);
-  // Something foreign has the checkpoint's place, and its files are in the trash, durably: PUBLISHING becomes
-  // ENDED.
+  // Something foreign is at the tag, and the save's files are durably in the trash: PUBLISHING becomes ENDED.
   void NotPublished(const SharedSave& save, const CompareAndSwap::Held& leadership,
                     const ledger::v1::SaveEnd& end, Answer<SharedSave> answer);
-  // It is unknown whether the checkpoint has its name: PUBLISHING becomes ENDED, INDETERMINATE, and no
+  // It is unknown whether the checkpoint is at its tag: PUBLISHING becomes ENDED with INDETERMINATE, and no
   // other save is published until Release.
   void Unknown(const SharedSave& save, const CompareAndSwap::Held& leadership, Answer<SharedSave> answer);
-  // It is known by now whether a save that ended by Unknown is a checkpoint: saves may be published again.
-  // The first answer stays. No-op for a save that has not ended so.
+  // Records whether a save that ended by Unknown is a checkpoint, and lets saves be published again. The
+  // first record stays. No-op for a save that has not ended by Unknown.
   void Release(const SharedSave& save, const CompareAndSwap::Held& leadership,
                ledger::v1::SaveState::Found found, Answer<SharedSave> answer);
 

@@ -24,7 +24,7 @@ absl::Status NotInSave(int64_t sequence, const std::string& why) {
                    absl::StrCat("this node takes no part in the save of sequence ", sequence, ": ", why));
 }
 
-// Whether `before`, the node's key, lets `report` follow.
+// Whether `report` may follow `before`, the present value of the node's key.
 absl::Status CheckOrder(int64_t sequence, const NodeVote& before, const NodeVote& report) {
   if (before.registration().empty()) return NotInSave(sequence, "it has not voted for it");
   if (before.has_no()) return NotInSave(sequence, "it has said that it has no part of it");
@@ -43,18 +43,18 @@ absl::Status CheckNotFenced(int64_t attempt, int64_t active) {
   return MakeError(absl::StatusCode::kFailedPrecondition, reason::kFenced, FencedMessage(attempt, active));
 }
 
-// Whether `before` counts, and `report` does not any more.
+// Whether `before` stays, and `report` is ignored.
 bool HasCounted(const NodeVote& before, const NodeVote& report) {
   const bool of_predecessor = before.registration() != report.registration();
-  // A daemon may end what it has made durable itself. Its successor has no part in that any more, and must
-  // not.
+  // A daemon may end a save whose part it has made durable itself. Its successor has no part in the save any
+  // more, and must not end it.
   if (report.has_no()) return before.has_no() || (before.stage() == NodeVote::DURABLE && of_predecessor);
-  // A successor that has the sealed parts reports them: else no node would know that they are there.
+  // A successor that has taken over sealed parts must report them, or they would count as lost.
   if (before.stage() == NodeVote::SEALED && of_predecessor) return false;
   return before.stage() >= report.stage();
 }
 
-// What must be written so that `report` stands; or the error, in `wrong`.
+// Returns what to write so that `report` counts. Sets `wrong` if the report is not allowed.
 Operations Follow(int64_t sequence, const CompareAndSwap::Found& found, const SaveState& state,
                   const std::string& key, const NodeVote& report, absl::Status* wrong) {
   *wrong = absl::OkStatus();

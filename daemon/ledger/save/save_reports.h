@@ -1,4 +1,4 @@
-// How far a node is with its part of an admitted save.
+// A node's reports on its part of an admitted save.
 #ifndef CKPTD_DAEMON_LEDGER_SAVE_SAVE_REPORTS_H_
 #define CKPTD_DAEMON_LEDGER_SAVE_SAVE_REPORTS_H_
 
@@ -16,9 +16,9 @@
 
 namespace ckptd {
 
-// Answers with the save as it is: what was reported counts if that is ADMITTED or SEALED. Answers come later,
-// and not after the end of this object. Errors: NODE_REPLACED, those of etcd_errors.h, and NOT_IN_SAVE if
-// this node has not said before what must come before.
+// Answers with the save's present state: the report counts if that is ADMITTED or SEALED. Answers come after
+// the call has returned, and never after the destruction of this object. Errors: NODE_REPLACED, those of
+// etcd_errors.h, and NOT_IN_SAVE if this node has not made an earlier report that must come first.
 class SaveReports {
  public:
   using Answer = absl::AnyInvocable<void(absl::StatusOr<VotedSave>)>;
@@ -32,15 +32,17 @@ class SaveReports {
   // `etcd` must outlive it.
   SaveReports(Etcd* etcd, Options options);
 
-  // All ranks of this node have sealed their parts, which need no trainer from now on. FENCED if a later
-  // attempt has acted: what was not sealed before never is. A successor that has the sealed parts of the
-  // daemon before it may report so again; one whose predecessor had only voted has nothing to seal.
+  // All ranks of this node have sealed their parts, so the save needs their trainers no longer. FENCED if a
+  // later attempt has acted and this node had not reported its parts before. A successor that has taken over
+  // its predecessor's sealed parts may report them again; if the predecessor had only voted, this is
+  // NOT_IN_SAVE.
   void Sealed(const SharedSave& save, const Guess& guess, Answer answer);
-  // This node's files, its part record and their directories are durable. Also after a later attempt has
-  // acted: what all nodes had sealed by then is still published. Of two reports the first counts.
+  // This node's files, its part record and their directories are durable. This counts even after a later
+  // attempt has acted: a save that all nodes had sealed before is still published. Of two reports the first
+  // counts.
   void Durable(const SharedSave& save, const std::string& digest, const Guess& guess, Answer answer);
-  // This node's part has failed: it could not be written, or what was sealed is lost. The save ends by
-  // that, unless it was durable before.
+  // This node's part has failed: it could not be written, or sealed parts are lost. That ends the save,
+  // unless a predecessor of this daemon has reported the part durable.
   void Failed(const SharedSave& save, const ledger::v1::SaveEnd& why, const Guess& guess, Answer answer);
 
  private:

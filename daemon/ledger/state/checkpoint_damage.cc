@@ -30,8 +30,9 @@ void CheckpointDamage::Clear(int64_t sequence, Done cleared) {
   Set(sequence, nullptr, /*only_if_unknown=*/false, std::move(cleared));
 }
 
-// A reader may have seen a removal: this node's registration, and with it what kept the checkpoint, may have
-// been lost while it read. So the mark counts only if no removal has been decided, in any registration.
+// A reader may have seen a removal: while it read, this node may have lost its registration, and with it the
+// reader key that kept the checkpoint. So the mark is written only if no removal has been decided, also not
+// under an earlier registration.
 void CheckpointDamage::Set(int64_t sequence, const storage::v1::Damage* damage, bool only_if_unknown,
                            Done done) {
   DamageMark mark;

@@ -1,4 +1,4 @@
-// What the nodes of a run know of damaged checkpoints.
+// The damage marks of a run's checkpoints in etcd.
 #ifndef CKPTD_DAEMON_LEDGER_STATE_CHECKPOINT_DAMAGE_H_
 #define CKPTD_DAEMON_LEDGER_STATE_CHECKPOINT_DAMAGE_H_
 
@@ -20,13 +20,13 @@
 
 namespace ckptd {
 
-// One key for each checkpoint of which a reader on any node has found that it is not what was saved. From
-// then on no attempt resumes from it (EtcdLedger::DecideResume), and retention does not count it
-// (CheckpointReaders::Evict). The key stays when the checkpoint is repaired, which it then records, and
-// when it is removed: no other checkpoint ever has its sequence.
+// One key for each checkpoint in which a reader on any node has found damage. While a checkpoint is marked,
+// no attempt resumes from it (EtcdLedger::DecideResume), and retention does not count it
+// (CheckpointReaders::Evict). The key stays when the checkpoint is repaired, which it then records, and when
+// the checkpoint is removed: no other checkpoint ever has its sequence.
 //
-// Answers come later, and not after the end of this object. Errors: NODE_REPLACED, and those of
-// etcd_errors.h; then what was asked for was done or not, and may be asked again.
+// Answers come after the call has returned, and never after the destruction of this object. Errors:
+// NODE_REPLACED, and those of etcd_errors.h; then the change was made or not, and the call may be repeated.
 class CheckpointDamage {
  public:
   using Done = absl::AnyInvocable<void(absl::Status)>;
@@ -40,12 +40,12 @@ class CheckpointDamage {
   // `etcd` must outlive it.
   CheckpointDamage(Etcd* etcd, Options options);
 
-  // By any node, with the tag, the sequence and the time of the damage. An earlier mark stays. BEING_REMOVED
-  // if the checkpoint is being removed, or was: what a reader has found may be the removal.
+  // Called on any node, with the tag, the sequence and the time of the damage. An earlier mark stays.
+  // BEING_REMOVED if the checkpoint is being removed, or was: the reader may have seen the removal.
   void Mark(const storage::v1::Damage& damage, Done marked);
-  // As Mark, but the mark is an old one: it counts only if etcd has never had a mark of the checkpoint.
+  // As Mark, for an old mark: no-op if etcd has or had a mark of the checkpoint.
   void Remember(const storage::v1::Damage& damage, Done marked);
-  // It has been repaired. BEING_REMOVED as above.
+  // The checkpoint has been repaired. BEING_REMOVED as for Mark.
   void Clear(int64_t sequence, Done cleared);
 
  private:
@@ -57,7 +57,7 @@ class CheckpointDamage {
   CallbackScope callbacks_;
 };
 
-// The sequences that are marked, of what was found under LedgerKeys::Damages.
+// The marked sequences, from the keys found under LedgerKeys::Damages.
 std::set<int64_t> DamagedOf(const std::vector<etcdserverpb::KeyValue>& found);
 
 }  // namespace ckptd

@@ -28,7 +28,7 @@ bool MayHaveCounted(const Count& count, int64_t sequence) {
   return count.listed != nullptr && count.listed->contains(sequence) && !leaves;
 }
 
-// Of those that may have counted; 0: none has.
+// The oldest checkpoint that may have been counted; 0: there is none.
 int64_t OldestOf(const Count& count) {
   if (count.listed == nullptr) return 0;
   for (const int64_t sequence : *count.listed) {
@@ -37,7 +37,7 @@ int64_t OldestOf(const Count& count) {
   return 0;
 }
 
-// Whether what was counted for the removal of a checkpoint is still so. `found`: as in Remove.
+// Checks that the count for the removal of a checkpoint is still right. `found`: as in Remove.
 absl::Status CheckCount(int64_t sequence, const Count& count, const EndedRemovals* ended,
                         const CompareAndSwap::Found& found) {
   const std::string counted =
@@ -72,7 +72,7 @@ void CheckpointReaders::End(int64_t sequence, Done ended) {
   Set(sequence, false, "ending to read a checkpoint", std::move(ended));
 }
 
-// The key stays: were it deleted, a late copy of the request that wrote it would bring the reader back.
+// The key is never deleted here: a late copy of the request that wrote it would bring the reader back.
 void CheckpointReaders::Set(int64_t sequence, bool reading, const std::string& what, Done done) {
   auto refused = std::make_shared<absl::Status>();
   CompareAndSwap swap;
@@ -82,7 +82,7 @@ void CheckpointReaders::Set(int64_t sequence, bool reading, const std::string& w
   swap.decide = [=, lease = options_.node.lease,
                  ended = options_.ended_removals](const CompareAndSwap::Found& found) {
     *refused = absl::OkStatus();
-    // The end is written also where no beginning is: a late copy of one may still come.
+    // The end is written even without a key: a late copy of the beginning may still arrive.
     const bool known = reading || !found[0].empty();
     if (known && FirstOf<NodeReads>(found[0]).reading() == reading) return Operations();
     if (reading && IsBeingRemoved(ended.get(), sequence, found[1])) {
@@ -132,13 +132,13 @@ void CheckpointReaders::Remove(const Victim& victim, int64_t replaced_by, const 
   auto refused = std::make_shared<absl::Status>();
   CompareAndSwap swap;
   swap.ranges = {{keys_.Readers(sequence), true}, {keys_.Evicting(sequence)}, {keys_.Damages(), true}};
-  // From the oldest that may have counted on: older ones have gone, and their keys never do.
+  // The decisions from the oldest counted checkpoint on: older checkpoints are gone, but their keys stay.
   if (const int64_t oldest = count ? OldestOf(*count) : 0; oldest != 0)
     swap.ranges.push_back({.key = keys_.Evicting(oldest), .end = PrefixEnd(keys_.Evictings())});
   swap.held = {leadership};
   swap.decide = [=, keys = keys_, ended = options_.ended_removals](const CompareAndSwap::Found& found) {
     *refused = absl::OkStatus();
-    // A decision on another directory is over, or will be: that directory cannot be found any more.
+    // A decision on another directory is over, or will be: that directory is not at the tag any more.
     const Evicting earlier = FirstOf<Evicting>(found[1]);
     const bool same = replaced_by != 0
                           ? earlier.replaced_by() == replaced_by

@@ -1,4 +1,5 @@
-// What a run's nodes read is not removed, and what is removed they do not begin to read.
+// Prevents the removal of checkpoints that a node reads, and the reading of checkpoints that are being
+// removed.
 #ifndef CKPTD_DAEMON_LEDGER_STATE_CHECKPOINT_READERS_H_
 #define CKPTD_DAEMON_LEDGER_STATE_CHECKPOINT_READERS_H_
 
@@ -20,8 +21,9 @@
 
 namespace ckptd {
 
-// Checkpoints are named by their sequences. Answers come later, and not after the end of this object. Errors:
-// NODE_REPLACED, and those of etcd_errors.h; then what was asked for was done or not, and may be asked again.
+// Checkpoints are named by their sequences. Answers come after the call has returned, and never after the
+// destruction of this object. Errors: NODE_REPLACED, and those of etcd_errors.h; then the change was made or
+// not, and the call may be repeated.
 class CheckpointReaders {
  public:
   using Done = absl::AnyInvocable<void(absl::Status)>;
@@ -35,33 +37,35 @@ class CheckpointReaders {
   // `etcd` must outlive it.
   CheckpointReaders(Etcd* etcd, Options options);
 
-  // From OK on no node removes or replaces the checkpoint, until this node ends reading it or its
-  // registration ends. Once for all readers of this node. BEING_REMOVED if that has been decided already.
-  // Files are opened after OK.
+  // After OK no node removes or replaces the checkpoint until End, or until this node's registration ends.
+  // Call it once for all readers of this node, and open files after OK. BEING_REMOVED if the removal has
+  // already been decided.
   void Begin(int64_t sequence, Done begun);
   void End(int64_t sequence, Done ended);
 
-  // What retention knew when it decided that enough others are kept.
+  // What retention knew when it counted the checkpoints that are kept.
   struct Count {
-    std::set<int64_t> damaged;                         // Did not count.
-    std::shared_ptr<const std::set<int64_t>> listed;   // May have counted; null: none.
-    std::shared_ptr<const std::set<int64_t>> leaving;  // Did not count, of `listed`; null: none. May grow.
+    std::set<int64_t> damaged;                         // Not counted.
+    std::shared_ptr<const std::set<int64_t>> listed;   // May have been counted; null: none.
+    std::shared_ptr<const std::set<int64_t>> leaving;  // Not counted, of `listed`; null: none. May grow.
   };
 
   // The checkpoint that is removed.
   struct Victim {
     int64_t sequence = 0;
     std::string tag = "";
-    uint64_t inode = 0;  // Of its directory; 0: any, because an earlier decision may not have named it.
+    uint64_t inode = 0;  // Of its directory; 0: any, for a decision that names none.
   };
 
-  // By the coordinator: from OK on no node begins to read it. BEING_READ names the nodes that do.
-  // For retention. DAMAGE_FOUND if other checkpoints are marked as damaged than those of `count`,
-  // REMOVAL_FOUND if one is being removed that may have counted.
+  // Called by the coordinator, for retention: after OK no node begins to read the checkpoint. BEING_READ
+  // names the nodes that read it. DAMAGE_FOUND if other checkpoints are marked as damaged than those of
+  // `count`; REMOVAL_FOUND if a checkpoint that may have been counted is being removed.
   void Evict(const Victim& victim, const Count& count, const CompareAndSwap::Held& leadership, Done evicting);
-  // The directory of an Evict is gone, durably: the decision is over. No-op if there is another decision.
+  // The directory of an Evict is durably gone, so its decision is over. No-op if etcd has another decision.
   void EndEviction(const Victim& victim, const CompareAndSwap::Held& leadership, Done ended);
-  // For a save that is being published and has its tag: nodes that listed it do so until that one has ended.
+  // Called by the coordinator, for a save that is being published at the checkpoint's tag: after OK no node
+  // begins to read the checkpoint. BEING_READ as for Evict. Nodes that list the checkpoint do so until the
+  // save has ended.
   void Replace(int64_t sequence, int64_t replaced_by, const CompareAndSwap::Held& leadership, Done evicting);
 
  private:
@@ -76,10 +80,10 @@ class CheckpointReaders {
   CallbackScope callbacks_;
 };
 
-// The nodes that read a checkpoint, of what was found under LedgerKeys::Readers.
+// The nodes that read a checkpoint, from the keys found under LedgerKeys::Readers.
 std::vector<std::string> ReadersOf(const std::vector<etcdserverpb::KeyValue>& found);
-// Decides that the checkpoint is removed. Counts only if no node read it when its readers were found.
-// `replaced_by`: 0 for none.
+// Writes the decision to remove the checkpoint. Use it in a transaction that compares its readers, and only
+// if there are none. `replaced_by`: 0 for none.
 etcdserverpb::RequestOp PutEvicting(const LedgerKeys& keys, int64_t sequence, int64_t replaced_by);
 
 }  // namespace ckptd

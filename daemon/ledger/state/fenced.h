@@ -1,4 +1,4 @@
-// What is said when a later attempt of a run has acted.
+// The error message for an attempt, and the end of its saves, when a later attempt has acted.
 #ifndef CKPTD_DAEMON_LEDGER_STATE_FENCED_H_
 #define CKPTD_DAEMON_LEDGER_STATE_FENCED_H_
 

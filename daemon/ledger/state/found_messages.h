@@ -1,4 +1,4 @@
-// Messages in keys that were found in etcd.
+// Parses the values of keys that were found in etcd.
 #ifndef CKPTD_DAEMON_LEDGER_STATE_FOUND_MESSAGES_H_
 #define CKPTD_DAEMON_LEDGER_STATE_FOUND_MESSAGES_H_
 
@@ -13,7 +13,7 @@ namespace ckptd {
 // "node1" of "votes/1/node1".
 inline std::string LastPartOf(const std::string& key) { return key.substr(key.rfind('/') + 1); }
 
-// By the last part of the keys, which is the name of a node.
+// The messages by the last part of their keys, which is the name of a node.
 template <typename Message>
 std::map<std::string, Message> ByLastPart(const std::vector<etcdserverpb::KeyValue>& found) {
   std::map<std::string, Message> by_node;
@@ -21,7 +21,7 @@ std::map<std::string, Message> ByLastPart(const std::vector<etcdserverpb::KeyVal
   return by_node;
 }
 
-// Of a range of one key; a new message if that does not exist.
+// The message of a range of one key; an empty message if the key does not exist.
 template <typename Message>
 Message FirstOf(const std::vector<etcdserverpb::KeyValue>& found) {
   Message message;

@@ -77,8 +77,8 @@ void RunState::Read(const etcdserverpb::KeyValue& pair) {
     ledger::v1::ActiveAttempt in_root;
     in_root.ParseFromString(pair.value());
     in_root_ = in_root.attempt();
-    LaunchOf(
-        in_root_);  // Of a launch that is not known any more, or of one whose ranks were partly forgotten.
+    // Etcd may have lost the launch of this attempt, or some of its ranks.
+    LaunchOf(in_root_);
   } else if (pair.key() == keys_.Sequence()) {
     ledger::v1::LastSequence last;
     last.ParseFromString(pair.value());
@@ -99,7 +99,7 @@ void RunState::Read(const etcdserverpb::KeyValue& pair) {
 
 void RunState::ReadOfAttempt(const std::string& key, const std::string& value) {
   const int64_t attempt = keys_.AttemptOf(key);
-  if (attempt == 0) return;  // A key of a later version.
+  if (attempt == 0) return;  // A key of a later version of ckptd.
   Launch& launch = LaunchOf(attempt);
   if (key == keys_.Head(attempt)) {
     ledger::v1::AttemptHead head;
@@ -148,7 +148,7 @@ void RunState::NameProcesses(const Living& here) {
       const auto found = living.find({place.first, rank});
       const std::string name =
           found != living.end() ? found->second : absl::StrCat("ended on ", place.second, "/", rank);
-      instances.insert({rank, name});  // Unless its block says more.
+      instances.insert({rank, name});  // Keeps a process that was read from a block.
     }
   }
 }
@@ -166,7 +166,7 @@ std::vector<std::string> RunState::NodesOf(int64_t attempt) const {
   return nodes;
 }
 
-// Keys of an attempt may come before its head, and LocalLedger wants the launches in their order.
+// Keys of an attempt may come before its head, and LocalLedger needs the launches sorted by attempt.
 Launch& RunState::LaunchOf(int64_t attempt) {
   auto& launches = *record_.mutable_launches();
   int place = 0;

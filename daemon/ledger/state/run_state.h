@@ -17,35 +17,36 @@
 
 namespace ckptd {
 
-// Of those keys alone that were read: a decision names the ranges that it needs.
+// Has only the keys that were read: a decision names the ranges that it needs.
 class RunState {
  public:
   using Living = std::map<std::string, ledger::v1::LivingProcesses::Process>;  // By instance.
 
   RunState(LedgerKeys keys, std::string node, const CompareAndSwap::Found& found);
 
-  // Where all that is known of a process is that an attempt has a rank of it, it is a living one only if
-  // `NameProcesses` has found it.
+  // For a rank whose block was not read, it has no process until NameProcesses adds one.
   const storage::v1::RunRecord& record() const { return record_; }
-  // The ranks of whole nodes (LedgerKeys::NodeRanks) come without their processes. Those that live are known
-  // by their rank; all others have ended. `here`: of this node.
+  // Adds processes for the ranks that were read from LedgerKeys::NodeRanks alone, which has none: the live
+  // process of this attempt and rank, or else one that has ended. `here`: this node's live processes.
   void NameProcesses(const Living& here);
-  // Of a rank whose block was read; empty: the attempt has none on any node.
+  // The node of a rank whose block was read; empty: no node has this rank of the attempt.
   std::string NodeOf(int64_t attempt, int rank) const;
-  // Those that have ranks of it, of the nodes whose ranks were read.
+  // The nodes that have ranks of the attempt, among those whose ranks were read.
   std::vector<std::string> NodesOf(int64_t attempt) const;
   // The processes of other nodes whose session is open.
   const Living& living_elsewhere() const { return living_elsewhere_; }
   int64_t active() const { return active_; }
   // The newest attempt that has saved a checkpoint of the root, the value of LedgerKeys::AttemptInRoot.
   int64_t in_root() const { return in_root_; }
-  // Where the marks of damage were read.
+  // Valid if the damage marks were read.
   bool IsDamaged(int64_t sequence) const { return damaged_.contains(sequence); }
 
   // What to write so that etcd holds `decided`, which was made from record(). Processes that are new in it
-  // are of this node: of each attempt that gets some, this node's ranks were read, and their blocks.
+  // must be of this node, and for each attempt that gets some, this node's ranks and their blocks must have
+  // been read.
   std::vector<etcdserverpb::RequestOp> Changes(const storage::v1::RunRecord& decided) const;
-  // What to write so that the living processes of this node are `living`; `rewrite`: also if they are.
+  // What to write so that `living` are this node's live processes in etcd; `rewrite`: even if they are
+  // already.
   std::vector<etcdserverpb::RequestOp> LivingChanges(const Living& living, int64_t lease, bool rewrite) const;
 
  private:
@@ -68,7 +69,7 @@ class RunState {
   int64_t active_ = 0, in_root_ = 0;
 };
 
-// It decides in memory, and answers at once: what it has decided is written elsewhere.
+// This ledger decides in memory, and answers at once. The caller writes its decisions to etcd.
 LocalLedger LedgerFrom(const RunState& state);
 
 }  // namespace ckptd

@@ -21,7 +21,7 @@ std::vector<int> AllRanks(const ledger::v1::SaveState& save, int world_size) {
   return all;
 }
 
-// A node without a rank that has something to save takes no part in the save.
+// Leaves out ranks that have nothing to save, and nodes that have no other ranks.
 void LeaveOutOthers(const ledger::v1::SaveState& save, std::map<std::string, ledger::v1::NodeRanks>* nodes) {
   if (save.ranks().empty()) return;
   for (auto node = nodes->begin(); node != nodes->end();) {
@@ -34,7 +34,7 @@ void LeaveOutOthers(const ledger::v1::SaveState& save, std::map<std::string, led
   }
 }
 
-// Votes for another save, which would have had this sequence.
+// Leaves out votes for another save that might have got this sequence.
 void LeaveOutOtherVotes(const ledger::v1::SaveState& save, std::map<std::string, NodeVote>* votes) {
   std::erase_if(*votes, [&save](const auto& vote) {
     return vote.second.has_proposal() && !IsOf(vote.second.proposal(), save);
@@ -82,9 +82,9 @@ std::string NodeAndRanks(const std::string& node, const std::vector<int>& ranks)
 ledger::v1::SaveEnd EndBy(const std::string& node, const ledger::v1::NodeRanks& ranks,
                           ledger::v1::SaveEnd why) {
   why.set_node(node);
-  // The node may have said which of them.
+  // The node may have named some of its ranks.
   if (why.ranks_size() == 0) *why.mutable_ranks() = ranks.ranks();
-  // Also where only the message is shown.
+  // Names the node also where only the message is shown.
   if (!absl::StrContains(why.message(), absl::StrCat("node \"", node, "\""))) {
     why.set_message(
         absl::StrCat(NodeAndRanks(node, {why.ranks().begin(), why.ranks().end()}), ": ", why.message()));

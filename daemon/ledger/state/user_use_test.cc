@@ -42,7 +42,7 @@ TEST(UserUse, RunsOfAUserCountTogether) {
   EXPECT_THAT(std::string(bytes.message()), HasSubstr("may have 50000 bytes (limits.etcd_bytes_per_uid)"));
 }
 
-// Else a user could have any number of runs that nobody has counted yet.
+// Otherwise a user could have any number of runs that were not counted yet.
 TEST(UserUse, RunThatWasNotCountedYetCountsForALittle) {
   const std::vector<etcdserverpb::KeyValue> uses = {UseOf("a", 0, 0), UseOf("b", 0, 0)};
   EXPECT_EQ(ReasonOf(CheckUse(1000, uses, {.keys = 2 * kLeastKeysOfRun, .bytes = 0})), "LIMIT_EXCEEDED");

@@ -1,4 +1,4 @@
-// What a RootIo on a real file system does alike, whether one node or several write in the root: it reads.
+// The part of a RootIo on a real file system that is the same for roots of one node and of several: reading.
 #ifndef CKPTD_DAEMON_ROOT_IO_COMMON_DISK_ROOT_IO_H_
 #define CKPTD_DAEMON_ROOT_IO_COMMON_DISK_ROOT_IO_H_
 

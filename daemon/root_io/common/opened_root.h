@@ -1,4 +1,4 @@
-// One root as the threads of its file system see it, whoever writes in it.
+// One root as the threads of its file system see it, whether one node or several write in it.
 #ifndef CKPTD_DAEMON_ROOT_IO_COMMON_OPENED_ROOT_H_
 #define CKPTD_DAEMON_ROOT_IO_COMMON_OPENED_ROOT_H_
 

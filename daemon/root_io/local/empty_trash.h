@@ -12,10 +12,10 @@
 
 namespace ckptd {
 
-// Removes one directory from trash after the other, until nothing is left but what `terms` leave and
-// checkpoints that have open readers. `workers`: the metadata worker, which only chooses what is removed.
-// `remover`: removes it, which may take a second for each GiB; commits and opens need not wait for that.
-// `answer` runs on one of them; never, if the root is abandoned meanwhile.
+// Removes one directory from trash after the other, until only those are left that `terms` leave, and
+// checkpoints that have open readers. `workers`: the metadata worker, which only chooses the directories.
+// `remover`: the worker that removes them, which may take a second for each GiB, so that commits and opens
+// need not wait for it. `answer` runs on one of the two; never, if the root is abandoned meanwhile.
 void EmptyTrashOf(std::shared_ptr<ThreadedRoot> root, std::shared_ptr<FileSystemWorkers> workers,
                   std::shared_ptr<FileSystemWorkers> remover, TrashTerms terms,
                   absl::AnyInvocable<void(absl::StatusOr<TrashLeft>)> answer);

@@ -19,7 +19,7 @@ using storage::v1::NodePartRecord;
 using storage::v1::PartRecord;
 using storage::v1::SharedRunRecord;
 
-// Errors of BuildSharedManifest and ReadNodeParts that no second try mends: the parts are what they are.
+// Errors of BuildSharedManifest and ReadNodeParts that a retry cannot mend, because the parts do not change.
 bool IsForGood(const absl::Status& error) {
   const std::string reason = ReasonOf(error);
   return reason == reason::kFileConflict || reason == reason::kInvalidArgument ||
@@ -206,8 +206,8 @@ void SharedDiskRoot::EndTerm() {
   known_pointers = {.known = false};
 }
 
-// A removal cannot be taken back, so this compares all that keeps a checkpoint: what the engine knew of the
-// pointer files may be what another coordinator has left.
+// A removal cannot be undone, so this checks everything that keeps a checkpoint: the engine may know the
+// pointer files only as they were before another coordinator changed them.
 absl::StatusOr<uint64_t> SharedDiskRoot::CheckRemovable(const std::string& tag, int64_t sequence) {
   CKPTD_RETURN_IF_ERROR(CheckOpen());
   if (!coordinates) return absl::UnavailableError("this node has begun no term as the run's coordinator");
@@ -242,13 +242,14 @@ absl::StatusOr<SharedRootIo::Published> SharedDiskRoot::Publish(
   if (published.ok()) {
     known_tags.insert(publication.save.tag);
     const NewCheckpoints found = FindNewCheckpoints(*fs, dir.get(), known_tags);
-    // One that cannot be read: all nodes look at it.
+    // At least 1: all nodes also rescan for a checkpoint that cannot be read.
     const int64_t moved_in = found.any ? std::max<int64_t>(found.highest_sequence, 1) : 0;
     return SharedRootIo::Published{0, absl::OkStatus(), moved_in};
   }
   if (IsRefusal(published.status())) return SharedRootIo::Published{0, published.status()};
   if (!IsForGood(published.status())) return published.status();
-  // It is out of the way before any node is told that it is given up: none can publish it after that.
+  // The save is out of the way before any node is told that it is given up: no coordinator can publish it
+  // later.
   CKPTD_RETURN_IF_ERROR(store->Discard(publication.save.name));
   return SharedRootIo::Published{0, published.status()};
 }

@@ -25,20 +25,22 @@
 
 namespace ckptd {
 
-// Used on the metadata worker only. LOOK_AGAIN of any call: ask again a little later, for a bounded time.
+// Used on the metadata worker only. If a call fails with LOOK_AGAIN, repeat it a little later, for a bounded
+// time.
 struct SharedDiskRoot : OpenedRoot {
   SharedRootIdentity identity;
   std::unique_ptr<SharedRootStore> store;
-  std::map<InflightId64, NodePart> parts;  // That this node writes.
-  // As they were seen last; for the pointer files, which the coordinator alone writes.
+  std::map<InflightId64, NodePart> parts;  // The parts that this node writes.
+  // The checkpoints as last seen; for the pointer files, which the coordinator alone writes.
   std::map<int64_t, CommittedCheckpoint> committed;
-  // What the nodes know of damage, by sequence; unset: the checkpoint was repaired, or has been removed. The
-  // coordinator also writes it into the record of the run, for a run that comes to another etcd.
+  // The damage marks that this node was told, by sequence; unset: the checkpoint was repaired, or has been
+  // removed. The coordinator also writes them into the record of the run, for a run that moves to another
+  // etcd.
   std::map<int64_t, std::optional<storage::v1::Damage>> damage;
-  std::set<std::string> known_tags;  // That the last look has shown, or that were published since.
+  std::set<std::string> known_tags;  // Shown by the last scan, or published since.
   bool coordinates = false;          // A term has begun.
   bool scanned_in_term = false;
-  PointerFiles known_pointers = {.known = false};  // As of the last look in this term.
+  PointerFiles known_pointers = {.known = false};  // As of the last scan in this term.
 
   // FAILED_PRECONDITION, reason ROOT_UNREADABLE, if the root is not open.
   absl::Status CheckOpen() const;
@@ -53,12 +55,13 @@ struct SharedDiskRoot : OpenedRoot {
   storage::v1::NodePartRecord RecordOf(const std::vector<storage::v1::PartRecord>& ranks) const;
   absl::StatusOr<LoadedCheckpoint> Load(const std::string& tag, int64_t sequence);
   absl::StatusOr<PointerFiles> SetDamage(int64_t sequence, const std::optional<storage::v1::Damage>& mark);
-  // Of `checkpoints`, if this node coordinates; else none: it does not know what the coordinator has written.
+  // Updates the pointer files from `checkpoints` if this node coordinates. Else answers that they are not
+  // known: this node does not know what the coordinator has written.
   absl::StatusOr<PointerFiles> UpdatePointers(const std::map<int64_t, CommittedCheckpoint>& checkpoints);
 
   // NO_CHECKPOINT if it is not there.
   absl::StatusOr<PointerFiles> ReleasePointers(int64_t sequence);
-  // A checkpoint is gone.
+  // Call it when a checkpoint is gone.
   void Forget(int64_t sequence);
 
   absl::Status BeginTerm(int64_t term);
@@ -66,15 +69,16 @@ struct SharedDiskRoot : OpenedRoot {
   absl::StatusOr<uint64_t> CheckRemovable(const std::string& tag, int64_t sequence);
   absl::StatusOr<SharedRootIo::Replaced> FindReplaced(const SharedRootIo::Publication& publication);
   absl::StatusOr<SharedRootIo::Published> Publish(const SharedRootIo::Publication& publication);
-  // Moves what has ended to the trash. Returns the names there that may be removed.
+  // Moves the directories of saves that have ended to the trash. Returns the names in the trash that may be
+  // removed.
   absl::StatusOr<std::vector<std::string>> Sweep(int64_t last, const std::set<int64_t>& unfinished);
 
  private:
-  // What the nodes know counts, where they know something; else what the record of the run says.
+  // Sets the checkpoint's damage to the mark of the nodes, if there is one; else the run's record counts.
   void Mark(CommittedCheckpoint& checkpoint) const;
-  // By the coordinator, if the record may be old.
+  // Called by the coordinator, if the record may be old: writes `damage` into it.
   absl::Status RecordDamage();
-  // Without it nothing is lost but after etcd: so that is a warning, and it is tried again.
+  // The record matters only if etcd is lost, so a failure is a warning, and the write is tried again.
   void RecordDamageIfPossible(PointerFiles* pointers);
 
   bool record_is_old_ = false;

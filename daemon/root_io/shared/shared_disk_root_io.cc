@@ -22,9 +22,9 @@ namespace ckptd {
 namespace {
 
 constexpr Duration kLookPause = std::chrono::milliseconds(100);
-// Beyond the time for which names may be old, for a file system that is slow.
+// Added to the time for which names may be old, for a file system that is slow.
 constexpr Duration kLookSlack = std::chrono::seconds(2);
-// What one step of a removal may remove: other work of the metadata worker waits for it.
+// How many names one step of a removal may remove: other work of the metadata worker waits for the step.
 constexpr int64_t kNamesPerStep = 1000;
 
 const absl::Status& StatusOf(const absl::Status& status) { return status; }
@@ -34,7 +34,8 @@ const absl::Status& StatusOf(const absl::StatusOr<T>& result) {
 }
 
 bool LooksOld(const absl::Status& status) { return ReasonOf(status) == kLookAgain; }
-// Nobody removes or changes a checkpoint while this node may read it: what is not there is not seen yet.
+// No node removes or changes a checkpoint while this node may read it, so files that are missing are only not
+// visible yet.
 bool LooksOldOrDamaged(const absl::Status& status) {
   return LooksOld(status) || ReasonOf(status) == reason::kNoCheckpoint || absl::IsDataLoss(status);
 }
@@ -46,7 +47,8 @@ absl::Status Unsupported(const std::string& what) {
                                 "configuration)"));
 }
 
-// The directory is new, and this daemon writes each file of its ranks once.
+// The directory is new, and this daemon writes each file of its ranks once: a file that exists is another
+// node's.
 absl::Status WithConflict(const absl::Status& error) {
   if (ErrnoOf(error) != EEXIST) return error;
   return MakeError(absl::StatusCode::kAlreadyExists, reason::kFileConflict,
@@ -120,7 +122,7 @@ class SharedDiskRootIo : public DiskRootIo<SharedFilesIo, SharedDiskRoot> {
     Ask(std::move(done), [id, parts = std::move(parts)](SharedDiskRoot& root) -> absl::StatusOr<std::string> {
       CKPTD_ASSIGN_OR_RETURN(NodePart * part, root.FindPart(id));
       CKPTD_ASSIGN_OR_RETURN(std::string digest, root.store->FinishPart(*part, root.RecordOf(parts)));
-      root.parts.erase(id);  // Its handles; the coordinator goes on with the directory.
+      root.parts.erase(id);  // Closes its handles; the coordinator goes on with the directory.
       return digest;
     });
   }
@@ -219,7 +221,7 @@ class SharedDiskRootIo : public DiskRootIo<SharedFilesIo, SharedDiskRoot> {
         });
   }
 
-  // ---- What is not asked of such a root
+  // ---- Calls that are not made for such a root
 
   void CreateInflight(InflightId64, std::string, int64_t, int64_t, Callback<absl::Status> done) override {
     Say(std::move(done), NotCalled("CreateInflight"));
@@ -235,7 +237,7 @@ class SharedDiskRootIo : public DiskRootIo<SharedFilesIo, SharedDiskRoot> {
     Say(std::move(done), NotCalled("SaveRunRecord"));
   }
   void EmptyTrash(TrashTerms, Callback<absl::StatusOr<TrashLeft>> done) override {
-    Say<absl::StatusOr<TrashLeft>>(std::move(done), TrashLeft());  // The coordinator empties it: Sweep.
+    Say<absl::StatusOr<TrashLeft>>(std::move(done), TrashLeft());  // The coordinator empties it in Sweep.
   }
   void ListTrash(Callback<absl::StatusOr<std::vector<TrashedCheckpoint>>> done) override {
     Say<absl::StatusOr<std::vector<TrashedCheckpoint>>>(std::move(done), std::vector<TrashedCheckpoint>());
@@ -262,8 +264,8 @@ class SharedDiskRootIo : public DiskRootIo<SharedFilesIo, SharedDiskRoot> {
     absl::AnyInvocable<void(T)> answer;
   };
 
-  // As Ask. An answer for which `again` is true is given when nothing else has been seen for as long as names
-  // may be old; `operation` is run again until then, between other work.
+  // As Ask, but repeats `operation`, between other work, while `again` is true for its result, for as long as
+  // names may be old. Then the last result is the answer.
   template <typename T, typename Operation>
   void AskUntil(bool (*again)(const absl::Status&), Callback<T> done, Operation operation) {
     auto looking = std::make_unique<Looking<T>>();
@@ -286,7 +288,7 @@ class SharedDiskRootIo : public DiskRootIo<SharedFilesIo, SharedDiskRoot> {
     on.PostLater(kLookPause, [looking = std::move(looking)]() mutable { Look(std::move(looking)); });
   }
 
-  // Answers without the file system, and not within the call.
+  // Answers without the file system, after the call has returned.
   template <typename T>
   void Say(Callback<T> done, T result) {
     threads_.gate->Send([answer = answers_.To(std::move(done)), result = std::move(result)]() mutable {
@@ -307,7 +309,7 @@ class SharedDiskRootIo : public DiskRootIo<SharedFilesIo, SharedDiskRoot> {
   }
 };
 
-// On the metadata worker the directories are made, on the I/O thread the files are written.
+// The metadata worker makes the directories; the I/O thread writes the files.
 void SharedDiskRootIo::WritePart(InflightId64 id, storage::v1::PartRecord record,
                                  std::vector<FileImage> files,
                                  std::shared_ptr<std::atomic<int64_t>> written_bytes,

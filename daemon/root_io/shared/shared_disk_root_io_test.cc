@@ -162,7 +162,7 @@ class SharedDiskRootIoTest : public ::testing::Test {
         node, [&](auto done) { node.io->FinishPart(save.sequence, parts, std::move(done)); });
   }
   static std::string PathOf(int rank) { return absl::StrCat("model/rank_", rank, ".pt"); }
-  // Each node writes the part of its rank. By node: the digest.
+  // Each node writes the part of its rank. Returns the digests by node.
   std::map<std::string, std::string> WriteAll(const SharedInflight& save) {
     std::map<std::string, std::string> digests;
     for (int rank = 0; rank < kWorld; ++rank) {
@@ -306,7 +306,7 @@ TEST_F(SharedDiskRootIoTest, PartsThatMakeNoCheckpointAreGivenUpForGood) {
   EXPECT_EQ(place.value(), SharedPlace::kInTrash);
 }
 
-// It was written before the other rank of its node, whose record does not know of it, or after it.
+// The record of the marking rank comes before that of the node's other rank, which has no mark, or after it.
 TEST_F(SharedDiskRootIoTest, MarkOfOneRankIsInTheRecordOfItsNode) {
   OpenAll();
   ASSERT_TRUE(BeginTerm(node(0), 1).ok());
@@ -454,7 +454,7 @@ TEST_F(SharedDiskRootIoTest, SweepRemovesWhatHasEndedAndNothingElse) {
       node(0), [&](auto done) { node(0).io->Remove("none", 9, 0, std::move(done)); });
   ASSERT_TRUE(gone.ok()) << gone.status();
   EXPECT_THAT(NamesIn(".ckptd/shared/trash"), IsEmpty());
-  // The late node hears that its part has failed, or writes where nobody looks.
+  // The late node gets an error for its part, or writes into a directory that no node reads.
   Finish(node(1), ended, {}).status().IgnoreError();
   EXPECT_THAT(NamesIn(".ckptd/shared/inflight"), ElementsAre(goes_on.name, later.name));
 }
@@ -524,7 +524,7 @@ TEST_F(SharedDiskRootIoTest, DamageThatTheNodesKnowIsInTheRecordOfTheRunUntilItI
   ASSERT_TRUE(marked.ok()) << marked.status();
   EXPECT_THAT(marked->holders, ElementsAre(1));
   EXPECT_EQ(ReadWhole(dir_.path() + "/latest"), "step_1");
-  // A node that has heard of no mark, as of a run that comes to another etcd.
+  // Node 1 was told no mark, as for a run that moves to another etcd.
   for (int i : {0, 1}) {
     const auto snapshot = rescan(node(i));
     ASSERT_TRUE(snapshot.ok()) << snapshot.status();
@@ -563,7 +563,7 @@ TEST_F(SharedDiskRootIoTest, NextCoordinatorWritesDownWhatItHasHeardBefore) {
   ASSERT_TRUE(BeginTerm(node(1), 2).ok());
   EXPECT_TRUE(is_damaged(node(1)));
   EXPECT_TRUE(is_damaged(node(2)));
-  // What it removes is in no record any more.
+  // The mark of a checkpoint that the coordinator removes leaves the record.
   ASSERT_TRUE(Wait<absl::StatusOr<bool>>(node(1), [&](auto done) {
                 node(1).io->Remove("step_1", 1, 0, std::move(done));
               }).ok());
@@ -611,7 +611,7 @@ TEST_F(SharedDiskRootIoTest, ScanOfTheNextCoordinatorWritesThePointersThatTheFir
   EXPECT_EQ(ReadWhole(dir_.path() + "/latest"), "step_1");
 }
 
-// Also in a term whose root nobody has scanned yet.
+// Also in a term in which the root was not scanned yet.
 TEST_F(SharedDiskRootIoTest, CoordinatorFindsThatAPointerFileKeepsACheckpoint) {
   OpenAll();
   ASSERT_TRUE(BeginTerm(node(0), 1).ok());

@@ -1,4 +1,4 @@
-// Who writes in a root that several nodes share.
+// Identifies a node and its daemon in a root that several nodes share.
 #ifndef CKPTD_DAEMON_ROOT_IO_SHARED_SHARED_ROOT_IDENTITY_H_
 #define CKPTD_DAEMON_ROOT_IO_SHARED_SHARED_ROOT_IDENTITY_H_
 

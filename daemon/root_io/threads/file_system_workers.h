@@ -40,7 +40,7 @@ class FileSystemWorkers {
   // Thread-safe. Dropped once the worker has ended.
   void PostUrgent(Work work);
   void PostIdle(Work work);
-  // As urgent work, a while later. What is not due yet when the worker is to end is dropped.
+  // As PostUrgent, after `delay`. Work that is not due yet when the worker is to end is dropped.
   void PostLater(Duration delay, Work work);
 
   // ---- call on the metadata worker
@@ -73,8 +73,8 @@ class FileSystemWorkers {
                     Clock* clock, IoQueueMakers queues);
   void Run();
   std::optional<Work> Next();
-  void TakeDue() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);        // To the urgent work.
-  void WaitForChange() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);  // Or until something is due.
+  void TakeDue() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);        // Moves due work to the urgent work.
+  void WaitForChange() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);  // Or until work is due.
   void Post(bool urgent, Work work);
 
   const std::string name_;

@@ -53,14 +53,13 @@ struct RootThreads {
   Clock* clock = nullptr;
   std::shared_ptr<EngineGate> gate;
   std::shared_ptr<char> device;                 // Keeps the threads of the file system alive.
-  std::shared_ptr<FileSystemWorkers> metadata;  // And writes.
-  std::shared_ptr<FileSystemWorkers> queries;   // A Begin need not wait behind a commit's syncs.
-  std::shared_ptr<FileSystemWorkers> scrubber;  // Reads back, and removes.
+  std::shared_ptr<FileSystemWorkers> metadata;  // Metadata operations and part writes.
+  std::shared_ptr<FileSystemWorkers> queries;   // So that a Begin need not wait for a commit's syncs.
+  std::shared_ptr<FileSystemWorkers> scrubber;  // Reads files back, and removes trash.
   std::shared_ptr<ChecksumPool> checksums;
 };
 
-// The answers of one RootIo. Used on the engine's thread; what is not answered when it is destroyed is not
-// answered any more.
+// The answers of one RootIo. Used on the engine's thread. Its destruction drops the answers that are pending.
 class RootAnswers {
  public:
   explicit RootAnswers(std::shared_ptr<EngineGate> gate) : gate_(std::move(gate)) {}
