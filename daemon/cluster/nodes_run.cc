@@ -80,7 +80,7 @@ void NodesRun::Opened(const SharedFilesIo::RunOfRoot& root) {
   damages_ = std::make_unique<DamageKeys>(
       etcd_, clock_, DamageKeys::Options{prefix_, run, options_.patience, why, ended_removals_},
       [this](int64_t sequence, const DamageKeys::Damage& damage) {
-        if (!IsEvicting(sequence)) hooks_.damage_changed(sequence, damage);
+        if (!IsEvicting(sequence)) hooks_.damage_changed(sequence, damage, nullptr);
       });
 }
 
@@ -653,11 +653,14 @@ std::function<void()> NodesRun::ReleaserOf(int64_t sequence) {
 
 // ---- resume
 
-void NodesRun::WhenSettled(int64_t attempt, Callback<absl::Status> settled) {
+// What other nodes have committed meanwhile is in the root, and perhaps not in this node's list.
+void NodesRun::WhenSettled(int64_t attempt, Callback<absl::StatusOr<bool>> settled) {
   calls_->Ask<absl::Status>(
       absl::StrCat("whether all saves before attempt ", attempt, " have ended in"), Instant::max(),
       [this, attempt](LedgerCalls::Answer<absl::Status> done) { ListUnsettled(attempt, std::move(done)); },
-      std::move(settled));
+      [settled = std::move(settled)](const absl::Status& over) mutable {
+        settled(over.ok() ? absl::StatusOr<bool>(true) : over);
+      });
 }
 
 void NodesRun::ListUnsettled(int64_t attempt, LedgerCalls::Answer<absl::Status> done) {

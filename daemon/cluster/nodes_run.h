@@ -1,4 +1,4 @@
-// A run that several nodes share, for the engine of one of them: SharedRun over etcd.
+// A run that several nodes share, for the engine of one of them: Authority over etcd.
 #ifndef CKPTD_DAEMON_CLUSTER_NODES_RUN_H_
 #define CKPTD_DAEMON_CLUSTER_NODES_RUN_H_
 
@@ -27,8 +27,8 @@
 #include "daemon/cluster/node/shared_saves.h"
 #include "daemon/cluster/node/use_counter.h"
 #include "daemon/cluster/nodes_root_io.h"
+#include "daemon/engine/seams/authority.h"
 #include "daemon/engine/seams/shared_files_io.h"
-#include "daemon/engine/seams/shared_run.h"
 #include "daemon/etcd/backoff.h"
 #include "daemon/etcd/etcd.h"
 #include "daemon/etcd/etcd_mirror.h"
@@ -45,7 +45,7 @@ namespace ckptd {
 // begins it anew, and continues the saves that have not ended (what was admitted and not sealed is lost
 // then). If a part of it cannot go on, it asks for a new registration: what was promised in the name of the
 // present one would still count, and a part that began anew in the same name would not know it.
-class NodesRun : public SharedRun, public NodesReading {
+class NodesRun : public Authority, public NodesReading {
  public:
   struct Options {
     std::string cluster_prefix;  // Of all keys of ckptd in this etcd, with the slash at its end.
@@ -93,9 +93,11 @@ class NodesRun : public SharedRun, public NodesReading {
   std::function<void()> ReleaserOf(int64_t sequence) override;
   void Evict(const std::string& tag, int64_t sequence, Callback<absl::Status> done) override;
 
-  // ---- SharedRun
+  // ---- Authority
   void Start(Hooks hooks) override;
   void OnTick() override;
+  std::string name() const override { return "etcd"; }
+  bool may_span_nodes() const override { return true; }
   Ledger* ledger() override { return ledger_.get(); }  // Once the root is open.
   bool coordinates() const override { return coordinator_ != nullptr && !coordinator_over_; }
   bool may_close() const override;
@@ -111,9 +113,11 @@ class NodesRun : public SharedRun, public NodesReading {
                   Callback<absl::StatusOr<std::string>> done) override;
   void LoadCheckpoint(const std::string& tag, int64_t sequence,
                       Callback<absl::StatusOr<LoadedCheckpoint>> done) override;
+  // It would have to take over this node's part with its registration, and does not yet: NODE_LOST ends it.
+  bool next_daemon_continues() const override { return false; }
   void SettleSave(const std::string& tag, bool is_checkpoint,
                   Callback<absl::StatusOr<Settled>> done) override;
-  void WhenSettled(int64_t attempt, Callback<absl::Status> settled) override;
+  void WhenSettled(int64_t attempt, Callback<absl::StatusOr<bool>> settled) override;
   void FinishResume(int64_t attempt, int64_t sequence, const absl::Status& mine, Instant deadline,
                     Callback<absl::Status> finished) override;
   void MarkDamaged(const storage::v1::Damage& damage, Callback<absl::Status> marked) override {

@@ -211,7 +211,10 @@ TEST_F(AgreementTest, AgreementFailsWhenItCannotBeRecorded) {
   EXPECT_EQ(Finish(ranks[1], 1, "two").reason(), "NO_SPACE");
   EXPECT_EQ(first.reason(), "NO_SPACE");
   ios_[1]->errors.clear();
-  EXPECT_TRUE(Finish(ranks[1], 1, "two").status().ok());
+  const auto again = Finish(ranks[1], 1, "two");
+  EXPECT_FALSE(again.has()) << "rank 0 was told that it may not go on, so it has to finish again, too";
+  EXPECT_TRUE(Finish(ranks[0], 0, "two").status().ok());
+  EXPECT_TRUE(again.status().ok());
 }
 
 TEST_F(AgreementTest, NamesAtOnceRankThatDiesWhileOthersWait) {
@@ -518,7 +521,7 @@ TEST_F(AgreementTest, DamageThatCannotBeRecordedIsStillKnownToThisDaemon) {
   ios_[1]->errors["SetDamage"] = ErrnoError(EIO, "writing");
   ASSERT_TRUE(Report(ranks[0], "two").status().ok());
   EXPECT_EQ(Get("latest").get().tag(), "one");
-  EXPECT_THAT(observer_.warnings, Contains(HasSubstr("could not be written down")));
+  EXPECT_THAT(observer_.warnings, Contains(HasSubstr("the next daemon may offer it again")));
 }
 
 TEST_F(AgreementTest, DiskErrorMarksNoCheckpointDamaged) {

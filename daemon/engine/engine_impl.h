@@ -102,7 +102,7 @@ class Engine::Impl {
   absl::StatusOr<Run*> FindRun(const Caller& caller, const std::string& name);
   absl::StatusOr<Run*> RunOfCheckpointName(const Caller& caller, const std::string& name, std::string* tag);
   void LoadSnapshot(Run* run, RootSnapshot snapshot);
-  void UseSharedLedger(Run* run);
+  void UseLedger(Run* run, Ledger* kept);
   void RecordMissingOutcomes(Run* run, const std::vector<RecoveredSave>& recovered);
   void RecordLostSaves(Run* run, const std::vector<RecoveredSave>& recovered);
   void ReportOrphans(Run* run, int64_t attempt, const v1::JoinRunRequest& request);

@@ -79,7 +79,7 @@ void Engine::Impl::LoadSnapshot(Run* run, RootSnapshot snapshot) {
     }
     return;
   }
-  if (run->shared != nullptr) return UseSharedLedger(run);
+  if (Ledger* const kept = run->authority->ledger()) return UseLedger(run, kept);
   storage::v1::RunRecord record = std::move(snapshot.run_record);
   if (record.format_version() != 0) run->uid = static_cast<uid_t>(record.uid());
   record.set_uid(static_cast<int>(run->uid));
@@ -109,9 +109,9 @@ void Engine::Impl::LoadSnapshot(Run* run, RootSnapshot snapshot) {
   RecordLostSaves(run, snapshot.recovered);
 }
 
-// What the nodes know of their run is with their ledger, and not in a record of the root.
-void Engine::Impl::UseSharedLedger(Run* run) {
-  run->ledger = run->shared->ledger();
+// What is known of the run is in its ledger, and not in a record of the root.
+void Engine::Impl::UseLedger(Run* run, Ledger* kept) {
+  run->ledger = kept;
   retention_.SetPolicies(run, PoliciesAtStart(run->ledger->record()));
   run->ledger->WatchActiveAttempt([this, run](int64_t attempt) {
     run->active_attempt = attempt;

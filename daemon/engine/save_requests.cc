@@ -253,22 +253,16 @@ void Engine::Impl::ResolveSave(const Caller& caller, const v1::ResolveSaveReques
   const bool is_checkpoint = request.outcome() == v1::ResolveSaveRequest::IS_CHECKPOINT;
   if (!is_checkpoint && request.outcome() != v1::ResolveSaveRequest::IS_NO_CHECKPOINT)
     return reply(InvalidArgument("outcome is IS_CHECKPOINT or IS_NO_CHECKPOINT"));
-  if ((*run)->shared == nullptr)
-    return reply(MakeError(absl::StatusCode::kFailedPrecondition, reason::kOutcomePending,
-                           absl::StrCat("the root ", (*run)->path,
-                                        " is of one node, whose daemon finds out by "
-                                        "itself what has become of a save, when it has scanned the root"),
-                           {{"tag", tag}}));
-  (*run)->shared->SettleSave(tag, is_checkpoint,
-                             [name = request.name(), reply = std::move(reply)](
-                                 const absl::StatusOr<SharedRun::Settled>& settled) mutable {
-                               if (!settled.ok()) return reply(settled.status());
-                               v1::ResolveSaveResponse response;
-                               response.set_name(name);
-                               response.set_sequence(settled->sequence);
-                               response.set_is_checkpoint(settled->is_checkpoint);
-                               reply(std::move(response));
-                             });
+  (*run)->authority->SettleSave(tag, is_checkpoint,
+                                [name = request.name(), reply = std::move(reply)](
+                                    const absl::StatusOr<Authority::Settled>& settled) mutable {
+                                  if (!settled.ok()) return reply(settled.status());
+                                  v1::ResolveSaveResponse response;
+                                  response.set_name(name);
+                                  response.set_sequence(settled->sequence);
+                                  response.set_is_checkpoint(settled->is_checkpoint);
+                                  reply(std::move(response));
+                                });
 }
 
 // ---- WriteFile

@@ -18,7 +18,7 @@ using ::testing::ElementsAre;
 // Ranks 0 and 1 of four are on this node, and the root has two checkpoints.
 class SharedResumeTest : public EngineTest {
  protected:
-  std::unique_ptr<SharedRun> MakeShared(uint64_t inode) override {
+  std::unique_ptr<Authority> MakeShared(uint64_t inode) override {
     auto shared = std::make_unique<FakeSharedRun>(ios_.at(inode));
     nodes_ = shared.get();
     return shared;
@@ -85,7 +85,7 @@ class SharedResumeTest : public EngineTest {
     damage.set_tag("a");
     damage.set_sequence(7);
     damage.set_message(message);
-    nodes_->hooks.damage_changed(7, damage);
+    nodes_->hooks.damage_changed(7, damage, nullptr);
     RunQueued();
   }
   // The tag that a rank resumes from once all nodes have settled.
@@ -357,7 +357,7 @@ TEST_F(SharedResumeTest, RepairedCheckpointIsOfferedOnceAllNodesKnowIt) {
   EXPECT_THAT(Calls(), ElementsAre("ClearDamage 7"));
   EXPECT_FALSE(cleared.has());
   EXPECT_TRUE(Get("a").has_damage());
-  nodes_->hooks.damage_changed(7, std::nullopt);
+  nodes_->hooks.damage_changed(7, std::nullopt, nullptr);
   nodes_->clearings.at(0)(absl::OkStatus());
   RunQueued();
   ASSERT_TRUE(cleared.status().ok()) << cleared.status();
@@ -370,7 +370,7 @@ TEST_F(SharedResumeTest, MarkOfACheckpointThatIsNotListedYetIsNotLost) {
   storage::v1::Damage damage;
   damage.set_tag("b");
   damage.set_sequence(8);
-  nodes_->hooks.damage_changed(8, damage);
+  nodes_->hooks.damage_changed(8, damage, nullptr);
   RunQueued();
   EXPECT_EQ(ios_[1]->calls["SetDamage"], 1) << "the next look at the root says so";
 }

@@ -17,12 +17,12 @@ namespace {
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using Phase = SharedRun::Decision;
+using Phase = Authority::Decision;
 
 // Ranks 0 and 1 of four are on this node.
 class SharedSavesTest : public EngineTest {
  protected:
-  std::unique_ptr<SharedRun> MakeShared(uint64_t inode) override {
+  std::unique_ptr<Authority> MakeShared(uint64_t inode) override {
     auto shared = std::make_unique<FakeSharedRun>(ios_.at(inode));
     nodes_ = shared.get();
     return shared;
@@ -48,7 +48,7 @@ class SharedSavesTest : public EngineTest {
     return answer;
   }
   std::vector<std::string> Calls() { return std::exchange(nodes_->calls, {}); }
-  void Decide(SharedRun::Decision::Phase phase, const absl::Status& end = absl::OkStatus()) {
+  void Decide(Authority::Decision::Phase phase, const absl::Status& end = absl::OkStatus()) {
     nodes_->Change(save_, phase, 1, end);
     RunQueued();
   }
@@ -782,7 +782,7 @@ TEST_F(SharedSavesTest, CoordinatorIsAskedWhatHasBecomeOfASave) {
   auto there = resolve(v1::ResolveSaveRequest::IS_CHECKPOINT);
   auto not_there = resolve(v1::ResolveSaveRequest::IS_NO_CHECKPOINT);
   EXPECT_THAT(Calls(), ElementsAre("SettleSave a is a checkpoint", "SettleSave a is none"));
-  nodes_->settlings.at(0)(SharedRun::Settled{7, true});
+  nodes_->settlings.at(0)(Authority::Settled{7, true});
   nodes_->settlings.at(1)(Error(reason::kOutcomeDiffers));
   EXPECT_EQ(there.get().sequence(), 7);
   EXPECT_TRUE(there.get().is_checkpoint());

@@ -1,4 +1,4 @@
-// SharedRun over etcd: three nodes, as their engines see one run, on the simulated etcd with its faults and a
+// Authority over etcd: three nodes, as their engines see one run, on the simulated etcd with its faults and a
 // root in memory.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -45,7 +45,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
 using ::testing::StartsWith;
-using Decision = SharedRun::Decision;
+using Decision = Authority::Decision;
 
 constexpr int kNodes = 3;
 
@@ -166,8 +166,8 @@ class NodesRunContract : public ::testing::TestWithParam<EtcdKind> {
     static_cast<SimulatedEtcd::Client*>(nodes_.ClientOf(*node.registration))->CutOff(cut);
   }
 
-  SharedRun::Hooks HooksOf(Node& node) {
-    SharedRun::Hooks hooks;
+  Authority::Hooks HooksOf(Node& node) {
+    Authority::Hooks hooks;
     hooks.changed = [this, &node](const SaveId& save, const Decision& decision) {
       OnChanged(node, save, decision);
     };
@@ -177,7 +177,8 @@ class NodesRunContract : public ::testing::TestWithParam<EtcdKind> {
     };
     hooks.released = [&node](const SaveId& save) { node.heard[save.tag].emplace_back("RELEASED"); };
     hooks.removed = [&node](int64_t sequence) { node.removed.push_back(sequence); };
-    hooks.damage_changed = [&node](int64_t sequence, const std::optional<storage::v1::Damage>& damage) {
+    hooks.damage_changed = [&node](int64_t sequence, const std::optional<storage::v1::Damage>& damage,
+                                   const absl::AnyInvocable<void()>&) {
       node.damage.push_back(absl::StrCat(sequence, " ", damage ? damage->message() : "repaired"));
     };
     hooks.root_changed = [&node] { ++node.root_changes; };
@@ -1302,7 +1303,7 @@ TEST_P(NodesRunContract, WhatASaveReplacesStaysIfNobodyKnowsWhetherItWasPublishe
   RunFor(seconds(20));
   EXPECT_EQ(root_.tags["step_1"], 1) << "it may be all that there is";
   for (Node& node : all_) node.root_changes = 0;
-  const auto settled = Ask<absl::StatusOr<SharedRun::Settled>>(
+  const auto settled = Ask<absl::StatusOr<Authority::Settled>>(
       [&](auto done) { Coordinator()->run->SettleSave("step_1", false, std::move(done)); });
   ASSERT_TRUE(settled.ok()) << settled.status();
   RunFor(seconds(20));
@@ -1407,7 +1408,7 @@ TEST_P(NodesRunContract, ScanAfterTheWaitForEarlierSavesShowsTheNewestOne) {
   Kill(late);
   Start(late);
   root_.hidden = {1};
-  EXPECT_TRUE(Ask<absl::Status>([&](auto done) { late.run->WhenSettled(2, std::move(done)); }).ok());
+  EXPECT_TRUE(Ask<absl::StatusOr<bool>>([&](auto done) { late.run->WhenSettled(2, std::move(done)); }).ok());
   std::optional<absl::StatusOr<RootSnapshot>> scanned;
   late.io->Rescan([&](auto root) { scanned = std::move(root); });
   RunFor(seconds(3));
@@ -1433,7 +1434,7 @@ TEST_P(NodesRunContract, ScanAfterTheWaitShowsASaveThatWasCommittedAMomentBefore
   root_.tags["step_2"] = 7;
   root_.hidden = {7};
   Node& node = Other();
-  EXPECT_TRUE(Ask<absl::Status>([&](auto done) { node.run->WhenSettled(2, std::move(done)); }).ok());
+  EXPECT_TRUE(Ask<absl::StatusOr<bool>>([&](auto done) { node.run->WhenSettled(2, std::move(done)); }).ok());
   std::optional<absl::StatusOr<RootSnapshot>> scanned;
   node.io->Rescan([&](auto root) { scanned = std::move(root); });
   RunFor(seconds(3));
@@ -1634,7 +1635,7 @@ TEST_P(NodesRunContract, SaveThatTwoNodesBeginForOtherRanksEnds) {
 
 TEST_P(NodesRunContract, CoordinatorAloneHearsWhatHasBecomeOfASave) {
   const auto settle = [this](Node& node) {
-    return ReasonOf(Ask<absl::StatusOr<SharedRun::Settled>>([&](auto done) {
+    return ReasonOf(Ask<absl::StatusOr<Authority::Settled>>([&](auto done) {
                       node.run->SettleSave("step_1", false, std::move(done));
                     }).status());
   };
@@ -1803,6 +1804,21 @@ TEST_P(NodesRunContract, RanksThatCouldNotResumeAndThenCanAreNotAnsweredByTheirF
   EXPECT_EQ(finish(absl::OkStatus()), "OK");
 }
 
+TEST_P(NodesRunContract, RanksThatWaitAreToldWhyAnotherRankOfTheirNodeCannotGoOn) {
+  SaveAll("step_1");
+  for (Node& node : all_) ASSERT_EQ(Join(node, "launch2").value_or(-1), 2);
+  ASSERT_TRUE(Activate(all_[0], 2).ok());
+  absl::Status waits;
+  const auto finish = [&](const absl::Status& mine, Callback<absl::Status> finished) {
+    all_[0].run->FinishResume(2, 1, mine, etcd_.clock()->Now() + minutes(10), std::move(finished));
+  };
+  finish(absl::OkStatus(), [&waits](const absl::Status& status) { waits = status; });
+  finish(MakeError(absl::StatusCode::kAborted, "RESUME_FAILED", "the trainer of rank 0 has ended"),
+         [](const absl::Status&) {});
+  RunUntil([&] { return !waits.ok(); });
+  EXPECT_EQ(ReasonOf(waits), "RESUME_FAILED") << waits;
+}
+
 // What it has said before is in etcd; what it says now is not, for it has lost its registration meanwhile.
 TEST_P(NodesRunContract, NodeWhoseRanksCannotResumeDoesNotAgreeThatAllHave) {
   SaveAll("step_1");
@@ -1906,7 +1922,7 @@ TEST_P(NodesRunContract, WhenSettledWaitsForWhatAnEarlierAttemptHasSealed) {
   for (Node& node : all_) ASSERT_EQ(Join(node, "launch2").value_or(-1), 2);
   ASSERT_TRUE(Activate(all_[0], 2).ok());
   std::optional<absl::Status> settled;
-  all_[1].run->WhenSettled(2, [&](const absl::Status& status) { settled = status; });
+  all_[1].run->WhenSettled(2, [&](const absl::StatusOr<bool>& answer) { settled = answer.status(); });
   RunFor(minutes(1));
   EXPECT_FALSE(settled.has_value()) << *settled;
   for (Node& node : all_) node.run->Durable(Id("step_1"), "of " + node.name);

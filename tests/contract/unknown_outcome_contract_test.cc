@@ -11,7 +11,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "daemon/engine/seams/shared_run.h"
+#include "daemon/engine/seams/authority.h"
 #include "daemon/ledger/keys/ledger_reasons.h"
 #include "storage/base/errors.h"
 #include "storage/base/reasons.h"
@@ -57,10 +57,10 @@ class UnknownOutcomeContract : public ThreeNodes {
   }
   std::string SettleOnce(const std::string& tag, bool is_checkpoint) {
     RunUntil([this] { return Coordinator() != nullptr; });
-    auto answer = std::make_shared<std::optional<absl::StatusOr<SharedRun::Settled>>>();
+    auto answer = std::make_shared<std::optional<absl::StatusOr<Authority::Settled>>>();
     Coordinator()->coordinator->SettleSave(
         tag, is_checkpoint,
-        [answer](absl::StatusOr<SharedRun::Settled> settled) { *answer = std::move(settled); });
+        [answer](absl::StatusOr<Authority::Settled> settled) { *answer = std::move(settled); });
     RunUntil([answer] { return answer->has_value(); });
     if (!answer->has_value()) return "no answer";
     if (!(*answer)->ok()) return ReasonOf((*answer)->status());
@@ -150,7 +150,7 @@ TEST_P(PendingOutcomeContract, OperatorIsRefusedWhileTheCoordinatorStillLooks) {
     if (what != "Find" || !answer.empty()) return true;
     Coordinator()->coordinator->SettleSave(
         "step_1", false,
-        [&](const absl::StatusOr<SharedRun::Settled>& settled) { answer = ReasonOf(settled.status()); });
+        [&](const absl::StatusOr<Authority::Settled>& settled) { answer = ReasonOf(settled.status()); });
     return true;
   };
   LetGo();

@@ -125,7 +125,7 @@ class EngineTest : public ::testing::Test {
   }
 
   // Of the run in the root `inode`; null: it is of this node alone.
-  virtual std::unique_ptr<SharedRun> MakeShared(uint64_t /*inode*/) { return nullptr; }
+  virtual std::unique_ptr<Authority> MakeShared(uint64_t /*inode*/) { return nullptr; }
 
   SessionId Trainer(const std::string& instance, uid_t uid = 1000) {
     SessionInfo info;

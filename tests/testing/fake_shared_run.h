@@ -15,15 +15,15 @@
 
 #include "absl/functional/any_invocable.h"
 #include "absl/strings/str_cat.h"
+#include "daemon/engine/seams/authority.h"
 #include "daemon/engine/seams/root_io.h"
-#include "daemon/engine/seams/shared_run.h"
 #include "storage/base/errors.h"
 #include "storage/base/reasons.h"
 #include "storage/ledger/local_ledger.h"
 
 namespace ckptd {
 
-class FakeSharedRun : public SharedRun {
+class FakeSharedRun : public Authority {
  public:
   // `io` must outlive it.
   explicit FakeSharedRun(RootIo* io) : io_(io), ledger_(this) {}
@@ -60,12 +60,15 @@ class FakeSharedRun : public SharedRun {
     hooks.changed(save, {.phase = phase, .sequence = sequence, .inflight = "1.dir", .end = end});
   }
 
-  // ---- SharedRun
+  // ---- Authority
   void Start(Hooks with) override {
     calls.emplace_back("Start");
     hooks = std::move(with);
   }
   void OnTick() override { ++ticks; }
+  std::string name() const override { return "etcd"; }
+  bool may_span_nodes() const override { return true; }
+  bool next_daemon_continues() const override { return false; }
   Ledger* ledger() override { return &ledger_; }
   bool coordinates() const override { return leads; }
   bool may_close() const override { return !leads; }
@@ -110,9 +113,11 @@ class FakeSharedRun : public SharedRun {
     calls.push_back(absl::StrCat("SettleSave ", tag, is_checkpoint ? " is a checkpoint" : " is none"));
     settlings.push_back(std::move(done));
   }
-  void WhenSettled(int64_t attempt, Callback<absl::Status> settled) override {
+  void WhenSettled(int64_t attempt, Callback<absl::StatusOr<bool>> settled) override {
     calls.push_back(absl::StrCat("WhenSettled ", attempt));
-    settles.push_back(std::move(settled));
+    settles.push_back([settled = std::move(settled)](const absl::Status& over) mutable {
+      settled(over.ok() ? absl::StatusOr<bool>(true) : over);
+    });
   }
   // A later call for the same attempt replaces an earlier one.
   void FinishResume(int64_t attempt, int64_t sequence, const absl::Status& mine, Instant,
@@ -123,7 +128,7 @@ class FakeSharedRun : public SharedRun {
     if (!is_first) {
       Callback<absl::Status> replaced = std::move(finishes.at(earlier->second));
       earlier->second = finishes.size();
-      replaced(absl::AbortedError("replaced"));
+      replaced(mine.ok() ? absl::AbortedError("replaced") : mine);
     }
     finishes.push_back(std::move(finished));
   }

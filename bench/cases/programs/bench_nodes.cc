@@ -45,7 +45,7 @@
 namespace ckptd {
 namespace {
 
-using Decision = SharedRun::Decision;
+using Decision = Authority::Decision;
 using Milliseconds = std::chrono::duration<double, std::milli>;
 constexpr int kMostRealNodes = 8;
 
@@ -69,7 +69,7 @@ struct Node {
 // When the nodes have heard what of a save.
 struct Heard {
   Instant begun;
-  std::vector<std::pair<Node*, SharedRun::Decision>> admitted;
+  std::vector<std::pair<Node*, Authority::Decision>> admitted;
   int committed = 0, durable = 0;
   Instant all_admitted, all_durable, all_committed;
 };
@@ -200,8 +200,8 @@ class Bench {
     return *std::move(files);
   }
 
-  SharedRun::Hooks HooksOf(Node& node) {
-    SharedRun::Hooks hooks;
+  Authority::Hooks HooksOf(Node& node) {
+    Authority::Hooks hooks;
     hooks.changed = [this, &node](const SaveId& save, const Decision& decision) {
       if (save == saving_) OnChanged(node, decision);
     };

@@ -75,7 +75,7 @@ class SaveCoordinator {
 
   void Start();
   void OnTick();  // Call it several times a second.
-  // As SharedRun::SettleSave; the answer may come within the call.
+  // As Authority::SettleSave; the answer may come within the call.
   void SettleSave(const std::string& tag, bool is_checkpoint, UnknownOutcomes::Answer answer);
   // What the next checkpoint waits for, for messages; empty: nothing.
   std::string WaitsFor() const;

@@ -13,8 +13,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "ckptd/ledger/v1/ledger.pb.h"
+#include "daemon/engine/seams/authority.h"
 #include "daemon/engine/seams/shared_root_io.h"
-#include "daemon/engine/seams/shared_run.h"
 #include "daemon/ledger/keys/compare_and_swap.h"
 #include "daemon/ledger/save/change_save.h"
 #include "daemon/ledger/save/save_publication.h"
@@ -29,7 +29,7 @@ namespace ckptd {
 // result is written into the save's state, and the run continues.
 class UnknownOutcomes {
  public:
-  using Settled = SharedRun::Settled;
+  using Settled = Authority::Settled;
   using Answer = absl::AnyInvocable<void(absl::StatusOr<Settled>)>;
 
   // They must outlive the object.

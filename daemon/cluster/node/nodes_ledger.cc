@@ -275,7 +275,7 @@ void NodesLedger::AgreeResume(int64_t attempt, int64_t sequence, Answer<absl::St
       });
 }
 
-// ---- decisions that SharedRun makes
+// ---- decisions that NodesRun makes
 
 void NodesLedger::Admit(int64_t, Answer<absl::StatusOr<int64_t>> answer) { answer(NotAsked("Admit")); }
 

@@ -63,7 +63,7 @@ class NodesLedger : public Ledger {
   void RejectResume(int64_t attempt, int64_t sequence, Answer<absl::Status> answer) override;
   void AgreeResume(int64_t attempt, int64_t sequence, Answer<absl::Status> answer) override;
 
-  // Not called: SharedRun decides these.
+  // Not called: NodesRun decides these.
   void Admit(int64_t attempt, Answer<absl::StatusOr<int64_t>> answer) override;
   // No-op: NodesRun raises the last sequence to the highest in the root, with each registration and scan.
   void RaiseSequence(int64_t) override {}

@@ -66,7 +66,7 @@ void NodesResume::OnTick() {
 void NodesResume::Finish(int64_t attempt, int64_t sequence, const absl::Status& mine, Instant deadline,
                          Done done) {
   if (rounds_.contains(attempt))
-    End(attempt, absl::AbortedError("the ranks of this node have reported again"));
+    End(attempt, mine.ok() ? absl::AbortedError("the ranks of this node have reported again") : mine);
   said_.erase(said_.begin(), said_.lower_bound(attempt));
   Round& round = rounds_[attempt];
   round.attempt = attempt;

@@ -45,7 +45,8 @@ class NodesResume {
   // Answers with OK when the ranks of all nodes have, and the ledger has recorded that; with the error of a
   // node with a rank that could not (ABORTED, reason RESUME_FAILED, or CHECKPOINT_DAMAGED, naming the node);
   // or with DEADLINE_EXCEEDED, reason RESUME_INCOMPLETE, which names the nodes that have not reported. A
-  // later call for the same attempt replaces an earlier one, which is answered with ABORTED.
+  // later call for the same attempt replaces an earlier one, which is answered with the `mine` of the later
+  // one, or with ABORTED if that is OK.
   void Finish(int64_t attempt, int64_t sequence, const absl::Status& mine, Instant deadline, Done done);
 
  private:

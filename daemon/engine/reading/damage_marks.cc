@@ -4,7 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "daemon/engine/run/catalog.h"
-#include "daemon/engine/seams/shared_run.h"
+#include "daemon/engine/seams/authority.h"
 #include "daemon/engine/seams/validate.h"
 #include "storage/base/errors.h"
 #include "storage/base/reasons.h"
@@ -106,15 +106,21 @@ void DamageMarks::Mark(Run* run, int64_t sequence, storage::v1::Damage damage, D
   damage.set_tag(tag);
   damage.set_sequence(sequence);
   damage.set_time_us(clock_->UnixMicros());
-  if (run->shared != nullptr) return TellNodes(run, damage, std::move(done));
-  if (!checkpoint->damage) MarkHere(run, damage);
-  // A reader that finds the same damage again also waits until the mark is on disk.
-  run->io->SetDamage(
-      tag, sequence, checkpoint->damage,
-      [this, run, sequence, tag, done = std::move(done)](absl::StatusOr<PointerFiles> set) mutable {
-        Recorded(run, sequence, tag, std::move(set));
-        listeners_.recorded(run, sequence);
-        done(absl::OkStatus());
+  // A reader that finds the same damage again, too, waits until the mark is on disk.
+  if (checkpoint->damage) {
+    return Record(run, sequence, tag, checkpoint->damage,
+                  [done = std::move(done)]() mutable { done(absl::OkStatus()); });
+  }
+  ++asking_.Of(run);
+  run->authority->MarkDamaged(
+      damage, [this, run, damage, done = std::move(done)](const absl::Status& marked) mutable {
+        --asking_.Of(run);
+        if (!marked.ok()) {
+          observer_->OnWarning(absl::StrCat("checkpoint ", run->path, "/", damage.tag(),
+                                            " is offered although a reader has found damage (", Words(damage),
+                                            "): ", std::string(marked.message())));
+        }
+        done(marked);
       });
 }
 
@@ -128,22 +134,8 @@ void DamageMarks::MarkHere(Run* run, const storage::v1::Damage& damage) {
   listeners_.marked(run, damage.sequence());
 }
 
-void DamageMarks::TellNodes(Run* run, const storage::v1::Damage& damage, DamageMarked done) {
-  if (run->catalog.IsDamaged(damage.sequence())) return done(absl::OkStatus());  // They know it.
-  ++telling_.Of(run);
-  run->shared->MarkDamaged(
-      damage, [this, run, damage, done = std::move(done)](const absl::Status& marked) mutable {
-        --telling_.Of(run);
-        if (!marked.ok()) {
-          observer_->OnWarning(absl::StrCat("checkpoint ", run->path, "/", damage.tag(),
-                                            " is offered although a reader has found damage (", Words(damage),
-                                            "): ", std::string(marked.message())));
-        }
-        done(marked);
-      });
-}
-
-void DamageMarks::OnChanged(Run* run, int64_t sequence, const std::optional<storage::v1::Damage>& damage) {
+void DamageMarks::OnChanged(Run* run, int64_t sequence, const std::optional<storage::v1::Damage>& damage,
+                            absl::AnyInvocable<void()> recorded) {
   const CommittedCheckpoint* checkpoint = run->catalog.Find(sequence);
   const std::string tag = checkpoint != nullptr ? checkpoint->summary.tag() : damage ? damage->tag() : "";
   if (damage && checkpoint != nullptr && !checkpoint->damage) {
@@ -151,25 +143,27 @@ void DamageMarks::OnChanged(Run* run, int64_t sequence, const std::optional<stor
   } else {
     run->catalog.SetDamage(sequence, damage);
   }
-  listeners_.recorded(run, sequence);
   // Also of a checkpoint that is not listed here yet: a later look at the root must not offer it.
-  run->io->SetDamage(tag, sequence, damage,
-                     [this, run, sequence, tag](absl::StatusOr<PointerFiles> set) mutable {
-                       Recorded(run, sequence, tag, std::move(set));
-                     });
+  Record(run, sequence, tag, damage, std::move(recorded));
   if (!damage) listeners_.cleared(run);
 }
 
-void DamageMarks::Recorded(Run* run, int64_t sequence, const std::string& tag,
-                           absl::StatusOr<PointerFiles> set) {
-  if (set.ok()) {
-    listeners_.pointers_changed(run, *std::move(set));
-  } else if (run->catalog.IsDamaged(sequence)) {
-    observer_->OnWarning(
-        absl::StrCat("that checkpoint ", run->path, "/", tag, " is damaged could not be written down",
-                     run->shared == nullptr ? ", and is forgotten with this daemon: " : " in the root: ",
-                     std::string(set.status().message())));
-  }
+void DamageMarks::Record(Run* run, int64_t sequence, const std::string& tag,
+                         const std::optional<storage::v1::Damage>& damage,
+                         absl::AnyInvocable<void()> recorded) {
+  run->io->SetDamage(
+      tag, sequence, damage,
+      [this, run, sequence, tag, recorded = std::move(recorded)](absl::StatusOr<PointerFiles> set) mutable {
+        if (set.ok()) {
+          listeners_.pointers_changed(run, *std::move(set));
+        } else if (run->catalog.IsDamaged(sequence)) {
+          observer_->OnWarning(absl::StrCat("the root could not record that checkpoint ", run->path, "/", tag,
+                                            " is damaged, so that the next daemon may offer it again: ",
+                                            std::string(set.status().message())));
+        }
+        listeners_.recorded(run, sequence);
+        if (recorded != nullptr) recorded();
+      });
 }
 
 void DamageMarks::Report(Run* run, const std::string& tag, const v1::ReportDamageRequest& request,
@@ -196,23 +190,10 @@ void DamageMarks::Clear(Run* run, const std::string& tag, Reply<v1::Checkpoint> 
                            {{"tag", tag}}));
   }
   const int64_t sequence = marked->summary.sequence();
-  if (run->shared != nullptr) return ClearOnAllNodes(run, sequence, std::move(reply));
-  run->io->SetDamage(
-      tag, sequence, std::nullopt,
-      [this, run, sequence, reply = std::move(reply)](absl::StatusOr<PointerFiles> set) mutable {
-        if (!set.ok()) return reply(set.status());
-        listeners_.pointers_changed(run, *std::move(set));
-        run->catalog.SetDamage(sequence, std::nullopt);
-        AnswerCleared(run, sequence, std::move(reply));
-        if (run->catalog.Find(sequence) != nullptr) listeners_.cleared(run);
-      });
-}
-
-void DamageMarks::ClearOnAllNodes(Run* run, int64_t sequence, Reply<v1::Checkpoint> reply) {
-  ++telling_.Of(run);
-  run->shared->ClearDamage(
+  ++asking_.Of(run);
+  run->authority->ClearDamage(
       sequence, [this, run, sequence, reply = std::move(reply)](const absl::Status& cleared) mutable {
-        --telling_.Of(run);
+        --asking_.Of(run);
         if (!cleared.ok()) return reply(cleared);
         AnswerCleared(run, sequence, std::move(reply));
       });

@@ -45,9 +45,8 @@ std::vector<v1::Checkpoint> PassedOver(const Run& run, int64_t sequence, const D
 // SUSPECT for a caller who gets nothing because this checkpoint is suspect.
 absl::Status SuspectError(const CommittedCheckpoint& suspect, const std::string& advice);
 
-// Marks committed checkpoints as damaged, in the catalog at once and then on disk, and takes marks away. In a
-// shared run, what is damaged is known to all nodes first: nothing is marked before they know it, and what
-// they know counts here, whichever node has found it.
+// Marks committed checkpoints as damaged, when the authority of the run has decided that for all nodes: in
+// the catalog at once, and then on disk. Takes marks away likewise.
 class DamageMarks {
  public:
   // What others do about a mark.
@@ -56,8 +55,7 @@ class DamageMarks {
     std::function<void(Run*, int64_t sequence)> marked;
     // The pointer files have changed: they skip damaged checkpoints.
     std::function<void(Run*, PointerFiles)> pointers_changed;
-    // The mark is on disk, or could not be written there. In a shared run: all nodes know it, or know that it
-    // was cleared.
+    // The root has recorded the mark, or that it was cleared; or could not.
     std::function<void(Run*, int64_t sequence)> recorded;
     // The mark is gone: the checkpoint counts for retention again.
     std::function<void(Run*)> cleared;
@@ -69,12 +67,13 @@ class DamageMarks {
         describe_(std::move(describe)),
         listeners_(std::move(listeners)) {}
 
-  // From now on the checkpoint is not offered. `done` runs when that is on disk, or cannot be written there.
-  // A checkpoint that is marked already keeps the first description. In a shared run it is not offered once
-  // all nodes know that; not OK: they do not, and it is (SharedRun::MarkDamaged).
+  // The checkpoint is not offered once Authority::MarkDamaged has decided that: on one node, within this
+  // call. `done` runs when the root has recorded it, or could not, or all nodes know it; not OK: they do not,
+  // and the checkpoint is offered. A checkpoint that is marked already keeps the first description.
   void Mark(Run* run, int64_t sequence, storage::v1::Damage damage, DamageMarked done);
-  // As SharedRun::Hooks::damage_changed.
-  void OnChanged(Run* run, int64_t sequence, const std::optional<storage::v1::Damage>& damage);
+  // As Authority::Hooks::damage_changed.
+  void OnChanged(Run* run, int64_t sequence, const std::optional<storage::v1::Damage>& damage,
+                 absl::AnyInvocable<void()> recorded);
 
   // What a reader has found. NO_CHECKPOINT unless the tag has this sequence.
   void Report(Run* run, const std::string& tag, const v1::ReportDamageRequest& request,
@@ -82,21 +81,21 @@ class DamageMarks {
   void Clear(Run* run, const std::string& tag, Reply<v1::Checkpoint> reply);
 
   // Whether nothing would be lost by closing the run.
-  bool IsIdle(const Run& run) const { return telling_.Of(&run) == 0; }
-  void OnRunClosed(Run* run) { telling_.Forget(run); }
+  bool IsIdle(const Run& run) const { return asking_.Of(&run) == 0; }
+  void OnRunClosed(Run* run) { asking_.Forget(run); }
 
  private:
   void MarkHere(Run* run, const storage::v1::Damage& damage);
-  void TellNodes(Run* run, const storage::v1::Damage& damage, DamageMarked done);
-  void ClearOnAllNodes(Run* run, int64_t sequence, Reply<v1::Checkpoint> reply);
   void AnswerCleared(Run* run, int64_t sequence, Reply<v1::Checkpoint> reply);
-  void Recorded(Run* run, int64_t sequence, const std::string& tag, absl::StatusOr<PointerFiles> set);
+  // In the root. `recorded` may be null.
+  void Record(Run* run, int64_t sequence, const std::string& tag,
+              const std::optional<storage::v1::Damage>& damage, absl::AnyInvocable<void()> recorded);
 
   Clock* const clock_;
   EngineObserver* const observer_;
   const DescribeCheckpoint describe_;
   const Listeners listeners_;
-  RunStates<int> telling_;  // Questions to the other nodes that are not answered.
+  RunStates<int> asking_;  // Questions to the authority that are not answered.
 };
 
 }  // namespace ckptd

@@ -1,7 +1,14 @@
 #include "daemon/engine/reading/damage_marks.h"
 
 #include <cerrno>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
 
+#include "absl/functional/any_invocable.h"
+#include "daemon/engine/seams/authority.h"
 #include "storage/base/errors.h"
 #include "storage/base/reasons.h"
 #include "tests/testing/engine_class_fixture.h"
@@ -24,6 +31,17 @@ class DamageMarksTest : public ClassTest {
     return ToWire(run, committed, {});
   }
 
+  Run* AddDamageRun(const std::vector<int64_t>& sequences) {
+    Run* run = AddRun(1000, sequences);
+    Authority::Hooks hooks;
+    hooks.damage_changed = [this, run](int64_t sequence, const std::optional<storage::v1::Damage>& damage,
+                                       absl::AnyInvocable<void()> recorded) {
+      marks_.OnChanged(run, sequence, damage, std::move(recorded));
+    };
+    run->authority->Start(std::move(hooks));
+    return run;
+  }
+
   std::vector<std::string> events_;
   DamageMarks marks_{&clock_,
                      this,
@@ -35,7 +53,7 @@ class DamageMarksTest : public ClassTest {
 };
 
 TEST_F(DamageMarksTest, OffersTheCheckpointNoMoreAndAnswersOnceThatIsOnDisk) {
-  Run* run = AddRun(1000, {1, 2});
+  Run* run = AddDamageRun({1, 2});
   marks_.Mark(run, 2, Damage("chunk 3 is wrong"), [this](const absl::Status&) { events_.push_back("done"); });
   EXPECT_EQ(run->catalog.Newest()->summary.sequence(), 1);
   EXPECT_THAT(events_, ElementsAre("marked"));
@@ -45,7 +63,7 @@ TEST_F(DamageMarksTest, OffersTheCheckpointNoMoreAndAnswersOnceThatIsOnDisk) {
 }
 
 TEST_F(DamageMarksTest, KeepsTheFirstDescription) {
-  Run* run = AddRun(1000, {1});
+  Run* run = AddDamageRun({1});
   marks_.Mark(run, 1, Damage("first"), [](const absl::Status&) {});
   marks_.Mark(run, 1, Damage("second"), [this](const absl::Status&) { events_.push_back("done"); });
   RunCallbacks();
@@ -55,17 +73,17 @@ TEST_F(DamageMarksTest, KeepsTheFirstDescription) {
 }
 
 TEST_F(DamageMarksTest, AMarkThatCannotBeWrittenCountsInThisDaemon) {
-  Run* run = AddRun(1000, {1});
+  Run* run = AddDamageRun({1});
   ios_.at(run)->errors["SetDamage"] = ErrnoError(EIO, "writing");
   marks_.Mark(run, 1, Damage("wrong"), [this](const absl::Status&) { events_.push_back("done"); });
   RunCallbacks();
   EXPECT_TRUE(run->catalog.IsDamaged(1));
   EXPECT_THAT(events_, ElementsAre("marked", "recorded", "done"));
-  EXPECT_THAT(warnings_.back(), HasSubstr("forgotten with this daemon"));
+  EXPECT_THAT(warnings_.back(), HasSubstr("the next daemon may offer it again"));
 }
 
 TEST_F(DamageMarksTest, ClearsAMark) {
-  Run* run = AddRun(1000, {1});
+  Run* run = AddDamageRun({1});
   marks_.Mark(run, 1, Damage("wrong"), [](const absl::Status&) {});
   RunCallbacks();
   events_.clear();
@@ -73,7 +91,7 @@ TEST_F(DamageMarksTest, ClearsAMark) {
   marks_.Clear(run, "s1", [&](absl::StatusOr<v1::Checkpoint> answer) { damaged = answer->has_damage(); });
   RunCallbacks();
   EXPECT_FALSE(damaged);
-  EXPECT_THAT(events_, ElementsAre("pointers", "cleared"));
+  EXPECT_THAT(events_, ElementsAre("cleared", "pointers", "recorded"));
   absl::Status unknown;
   marks_.Clear(run, "s9", [&](absl::StatusOr<v1::Checkpoint> answer) { unknown = answer.status(); });
   EXPECT_EQ(ReasonOf(unknown), reason::kNoCheckpoint);

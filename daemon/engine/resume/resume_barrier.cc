@@ -14,7 +14,7 @@ namespace ckptd {
 namespace {
 
 // For how long other nodes are told that the ranks of this one cannot go on.
-constexpr Duration kLongestTelling = std::chrono::seconds(60);
+constexpr Duration kLongestReport = std::chrono::seconds(60);
 
 absl::Status ResumeFailed(const std::string& tag, const std::vector<int>& ranks, const std::string& why) {
   return MakeError(absl::StatusCode::kAborted, reason::kResumeFailed,
@@ -22,10 +22,9 @@ absl::Status ResumeFailed(const std::string& tag, const std::vector<int>& ranks,
                    {{"tag", tag}, {"ranks", JoinRanks(ranks)}});
 }
 
-// What all nodes of a shared run have agreed on stays so: ranks that were told train on. (In a run of one
-// node they are the only ones who would ask.)
+// What the ranks have agreed on stays so: those that were told train on.
 bool IsWithdrawn(const Run& run, const Ledger::ResumeChoice& choice) {
-  return run.catalog.IsDamaged(choice.sequence) && (run.shared == nullptr || !choice.agreed);
+  return run.catalog.IsDamaged(choice.sequence) && !choice.agreed;
 }
 
 // Nothing else takes a decision back.
@@ -106,7 +105,6 @@ void ResumeBarrier::ResumeActivated(const std::string& run_name, PendingResume p
   Run* run = hooks_.find_run(run_name);
   if (run == nullptr || !active.ok()) return pending.reply(active);
   hooks_.activated(run, pending.attempt);
-  if (run->shared == nullptr) return Again(run, std::move(pending));
   const int64_t attempt = pending.attempt;
   pending.stage = Stage::kSettling;
   Again(run, std::move(pending));
@@ -118,7 +116,7 @@ void ResumeBarrier::Settle(Run* run, int64_t attempt) {
   State& state = states_.Of(run);
   if (!state.settling.insert(attempt).second) return;
   ++state.asking;
-  run->shared->WhenSettled(attempt, [this, run, attempt](const absl::Status& settled) {
+  run->authority->WhenSettled(attempt, [this, run, attempt](const absl::StatusOr<bool>& settled) {
     State& asked = states_.Of(run);
     --asked.asking;
     asked.settling.erase(attempt);
@@ -126,20 +124,21 @@ void ResumeBarrier::Settle(Run* run, int64_t attempt) {
   });
 }
 
-// What other nodes have committed meanwhile is in the root, and perhaps not in the catalog of this node.
-void ResumeBarrier::Settled(Run* run, int64_t attempt, const absl::Status& settled) {
+void ResumeBarrier::Settled(Run* run, int64_t attempt, const absl::StatusOr<bool>& settled) {
+  const bool scan = settled.ok() && *settled;
   State& state = states_.Of(run);
   std::vector<Reply<v1::ResumeResponse>> refused;
   for (auto pending = state.resumes.begin(); pending != state.resumes.end();) {
     const auto current = pending++;
     if (current->second.attempt != attempt || current->second.stage != Stage::kSettling) continue;
-    current->second.stage = Stage::kScanning;
+    current->second.stage = scan ? Stage::kScanning : Stage::kReady;
     if (settled.ok()) continue;
     refused.push_back(std::move(current->second.reply));
     state.resumes.erase(current);
   }
-  for (auto& reply : refused) reply(settled);
-  if (settled.ok()) hooks_.scan(run);
+  for (auto& reply : refused) reply(settled.status());
+  if (scan) return hooks_.scan(run);
+  Continue(run);
 }
 
 void ResumeBarrier::OnScanned(Run* run) {
@@ -258,12 +257,10 @@ void ResumeBarrier::Decided(Run* run, const Ledger::ResumeChoice& choice, Pendin
   for (v1::Checkpoint& passed : PassedOver(*run, choice.sequence, hooks_.describe))
     *response.add_passed_over() = std::move(passed);
   if (choice.sequence == 0) return pending.reply(std::move(response));
-  if (run->shared != nullptr) {
-    Agreement& agreement = states_.Of(run).agreements[pending.attempt];
-    agreement.decided = choice.sequence;
-    agreement.told.insert(choice.sequence);
-    if (agreement.tag.empty()) agreement.tag = choice.tag;
-  }
+  Agreement& agreement = states_.Of(run).agreements[pending.attempt];
+  agreement.decided = choice.sequence;
+  agreement.told.insert(choice.sequence);
+  if (agreement.tag.empty()) agreement.tag = choice.tag;
   const SessionId session = pending.session;
   leases_->Open(session, run, choice.sequence, /*resumes=*/true,
                 [this, run, choice, response = std::move(response), pending = std::move(pending)](
@@ -362,18 +359,14 @@ void ResumeBarrier::Finished(Run* run, int64_t sequence, PendingFinish finish) {
   agreement.waiting.push_back(std::move(finish));
   if (!all) return FailIfIncomplete(run, attempt);
   if (std::exchange(agreement.writing, true)) return;  // A retry: the same write answers it.
-  if (run->shared == nullptr) {
-    return run->ledger->AgreeResume(attempt, sequence, [this, run, attempt, sequence](absl::Status agreed) {
-      Agreed(run, attempt, sequence, agreed);
-    });
-  }
   const int64_t round = ++agreement.round;
-  run->shared->FinishResume(attempt, sequence, absl::OkStatus(), deadline,
-                            [this, run, attempt, sequence, round](const absl::Status& agreed) {
-                              const Agreement* asked = FindAgreement(states_.Of(run), attempt);
-                              if (asked != nullptr && asked->writing && asked->round == round)
-                                Agreed(run, attempt, sequence, agreed);
-                            });
+  run->authority->FinishResume(attempt, sequence, absl::OkStatus(), deadline,
+                               [this, run, attempt, sequence, round](const absl::Status& agreed) {
+                                 const Agreement* asked = FindAgreement(states_.Of(run), attempt);
+                                 if (asked != nullptr && asked->writing && asked->round == round)
+                                   return Agreed(run, attempt, sequence, agreed);
+                                 hooks_.released(run);  // The ranks have another answer.
+                               });
 }
 
 void ResumeBarrier::Agreed(Run* run, int64_t attempt, int64_t sequence, const absl::Status& agreed) {
@@ -381,27 +374,24 @@ void ResumeBarrier::Agreed(Run* run, int64_t attempt, int64_t sequence, const ab
   if (over == nullptr || over->sequence != sequence) return;
   over->writing = false;
   over->agreed = agreed.ok();
-  if (!agreed.ok() && run->shared != nullptr) over->finished.clear();  // They resume again.
+  if (!agreed.ok()) over->finished.clear();  // They resume again.
   AnswerFinishes(run, attempt, agreed);
   if (agreed.ok()) hooks_.agreed(run, sequence);
   hooks_.released(run);
 }
 
-void ResumeBarrier::TellOtherNodes(Run* run, int64_t attempt, const absl::Status& error) {
-  Agreement* agreement = FindAgreement(states_.Of(run), attempt);
-  if (run->shared == nullptr || agreement == nullptr || agreement->agreed) return;
+void ResumeBarrier::ReportFailure(Run* run, int64_t attempt, const absl::Status& error) {
+  const Agreement* agreement = FindAgreement(states_.Of(run), attempt);
+  if (agreement == nullptr || agreement->agreed) return;
   const int64_t sequence = agreement->sequence != 0 ? agreement->sequence : agreement->decided;
   if (sequence == 0) return;
-  // An earlier call is answered that it is replaced. The ranks that wait for it get `error` from the caller.
-  if (std::exchange(agreement->writing, false)) agreement->finished.clear();
-  run->shared->FinishResume(attempt, sequence, error, clock_->Now() + kLongestTelling,
-                            [](const absl::Status&) {});
+  run->authority->FinishResume(attempt, sequence, error, clock_->Now() + kLongestReport,
+                               [](const absl::Status&) {});
 }
 
 void ResumeBarrier::FailIfIncomplete(Run* run, int64_t attempt) {
   const Agreement* agreement = FindAgreement(states_.Of(run), attempt);
   if (agreement == nullptr) return;
-  if ((agreement->writing || agreement->waiting.empty()) && run->shared == nullptr) return;
   absl::Status error;
   if (!agreement->failed.empty()) {
     const auto& [rank, why] = *agreement->failed.begin();
@@ -412,8 +402,10 @@ void ResumeBarrier::FailIfIncomplete(Run* run, int64_t attempt) {
                          absl::StrCat("the trainers of ranks ", JoinRanks(lost), " have ended"));
   }
   if (error.ok()) return;
-  TellOtherNodes(run, attempt, error);
-  if (!agreement->waiting.empty()) FailAgreement(run, attempt, error);
+  ReportFailure(run, attempt, error);
+  // Ranks that have all finished get the answer of the authority.
+  const Agreement* still = FindAgreement(states_.Of(run), attempt);
+  if (still != nullptr && !still->writing && !still->waiting.empty()) FailAgreement(run, attempt, error);
 }
 
 void ResumeBarrier::FailAgreement(Run* run, int64_t attempt, const absl::Status& error) {
@@ -463,7 +455,7 @@ void ResumeBarrier::RejectDamaged(Run* run, int64_t attempt, int64_t sequence) {
     const bool stands = decided.ok() && decided->has_value();
     if (stands && (*decided)->sequence == sequence && !IsWithdrawn(*run, **decided))
       return;  // The ranks are told that all have read it.
-    TellOtherNodes(run, attempt, error);
+    ReportFailure(run, attempt, error);
     if (!stands || (*decided)->agreed) return FailAgreement(run, attempt, error);
     ++states_.Of(run).asking;
     run->ledger->RejectResume(attempt, sequence, [this, run, attempt, sequence, error](const absl::Status&) {

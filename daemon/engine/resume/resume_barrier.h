@@ -38,9 +38,9 @@ namespace ckptd {
 //   3. FinishResume is the barrier. It is answered when all ranks have read their part and the ledger has
 //      written that down, or as soon as one rank cannot go on.
 //
-// In a shared run, this is about the ranks of this node. Resume waits first until the saves of earlier
-// attempts are over on all nodes, and scans the root then. FinishResume waits for the other nodes, too
-// (SharedRun).
+// The ranks are those of this node. Resume waits first until the saves that other nodes have begun in earlier
+// attempts are over, and until a scan shows what they have committed; FinishResume waits for the ranks of
+// other nodes (Authority::WhenSettled and FinishResume).
 class ResumeBarrier {
  public:
   struct Hooks {
@@ -79,8 +79,7 @@ class ResumeBarrier {
   void Continue(Run* run);
   // The root takes changes, and what the last scan has found is known.
   void OnScanned(Run* run);
-  // The mark of a damaged checkpoint is on disk, or known to all nodes: no rank resumes from it. In a shared
-  // run also when the mark was cleared.
+  // The root has recorded that the checkpoint is damaged, or that it was repaired; or could not.
   void OnDamageRecorded(Run* run, int64_t sequence);
   void OnJoined(Run* run, int64_t attempt, int rank);
   // `attempt` acts: earlier attempts agree on nothing any more.
@@ -99,7 +98,7 @@ class ResumeBarrier {
   bool IsIdle(const Run& run) const;
 
  private:
-  // What comes before the ledger is asked, in a shared run.
+  // What comes before the ledger is asked.
   enum class Stage {
     kSettling,
     kScanning,
@@ -142,19 +141,18 @@ class ResumeBarrier {
     std::map<int, std::string> failed;  // Ranks that could not, and why, until they resume again.
     std::set<int> lost;                 // Ranks whose session has ended, until they join again.
     std::vector<PendingFinish> waiting;
-    bool writing = false;  // All ranks have finished and the ledger writes that down: nothing else ends it.
-    // In a shared run a failure still ends it then.
-    int64_t decided = 0;     // In a shared run: what the ranks of this node were told to read,
+    bool writing = false;    // All ranks have finished: the answer of Authority::FinishResume ends it.
+    int64_t decided = 0;     // What the ranks were told to read,
     std::set<int64_t> told;  // now and before.
-    int64_t round = 0;    // Calls of SharedRun::FinishResume that say OK; a later one replaces the earlier.
-    bool agreed = false;  // The last of them was answered with OK.
+    int64_t round = 0;       // Calls of Authority::FinishResume that say OK.
+    bool agreed = false;     // The last of them was answered with OK.
   };
   struct State {
     std::map<int64_t, PendingResume> resumes;  // By arrival.
     int64_t next_resume = 1;
     std::map<int64_t, Agreement> agreements;  // By attempt.
-    std::set<int64_t> settling;  // Attempts that SharedRun was asked about: whether they may resume.
-    int asking = 0;              // Questions to the ledger that are not answered.
+    std::set<int64_t> settling;               // Attempts for which Authority::WhenSettled has not answered.
+    int asking = 0;                           // Questions to the ledger that are not answered.
   };
   using Decision = std::optional<Ledger::ResumeChoice>;
 
@@ -166,7 +164,8 @@ class ResumeBarrier {
 
   void ResumeActivated(const std::string& run_name, PendingResume pending, const absl::Status& active);
   void Settle(Run* run, int64_t attempt);
-  void Settled(Run* run, int64_t attempt, const absl::Status& settled);
+  // `settled`: whether the root is to be scanned first.
+  void Settled(Run* run, int64_t attempt, const absl::StatusOr<bool>& settled);
   void ContinueOne(Run* run, int64_t id, const absl::StatusOr<Decision>& decided);
   void Answer(Run* run, PendingResume pending, const Decision& decided);
   void Decide(Run* run, PendingResume pending, bool is_decided);
@@ -180,8 +179,8 @@ class ResumeBarrier {
               const Decision& decided);
   void Finished(Run* run, int64_t sequence, PendingFinish finish);
   void Agreed(Run* run, int64_t attempt, int64_t sequence, const absl::Status& agreed);
-  // So that the ranks of other nodes get it at once. No-op if the run is of this node alone.
-  void TellOtherNodes(Run* run, int64_t attempt, const absl::Status& error);
+  // To the authority, so that the ranks of other nodes get it at once.
+  void ReportFailure(Run* run, int64_t attempt, const absl::Status& error);
   // Fails the agreement as soon as a rank cannot go on or its session has ended, not at the deadline.
   void FailIfIncomplete(Run* run, int64_t attempt);
   void FailAgreement(Run* run, int64_t attempt, const absl::Status& error);

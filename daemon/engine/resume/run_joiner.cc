@@ -85,7 +85,7 @@ void RunJoiner::Join(SessionId session, Run* run, const v1::JoinRunRequest& requ
   if (absl::Status wrong = CheckJoin(request, ranks_per_run_); !wrong.ok()) return reply(wrong);
   const absl::StatusOr<std::vector<int>> local_ranks = LocalRanksOf(request);
   if (!local_ranks.ok()) return reply(local_ranks.status());
-  if (!local_ranks->empty() && run->shared == nullptr)
+  if (!local_ranks->empty() && !run->authority->may_span_nodes())
     return reply(SpansNodes(request, local_ranks->size(), run->path, node_));
   const std::string& known_id = run->ledger->record().run_id();
   if (!request.run_id().empty() && !known_id.empty() && request.run_id() != known_id) {

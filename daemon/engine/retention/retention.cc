@@ -12,11 +12,11 @@ namespace ckptd {
 namespace {
 
 // Whether the attempt has saved this checkpoint. One that was moved in from another run may have the same
-// attempt number: in a root of one node, the run's history tells the two apart. In a root of several nodes
-// each node records its own saves only, so the number decides.
+// attempt number: the run's history tells the two apart, unless each node records its own saves only. Then
+// the number decides.
 bool HasSaved(const Run& run, int64_t attempt, const storage::v1::ManifestSummary& summary) {
   if (summary.attempt() != attempt) return false;
-  if (run.shared != nullptr) return true;
+  if (run.authority->may_span_nodes()) return true;
   const auto& outcomes = run.ledger->record().outcomes();
   return std::any_of(outcomes.begin(), outcomes.end(), [&](const storage::v1::Outcome& outcome) {
     return outcome.attempt() == attempt && outcome.sequence() == summary.sequence() &&
@@ -45,18 +45,20 @@ int64_t RetainedThrough(const Run& run) {
   return run.ledger == nullptr ? 0 : run.ledger->record().retained_through();
 }
 
-// One node of a shared run removes for all. A node that does not know yet which attempt acts does not know
-// either what that one resumes from: a checkpoint has been committed, so one does.
-bool MayRemoveForAll(const Run& run) { return run.shared->coordinates() && run.active_attempt != 0; }
+// One node removes for all. Where other nodes commit, too, and this one does not know yet which attempt acts,
+// it does not know either what that attempt resumes from: a checkpoint has been committed, so one acts.
+bool MayRemove(const Run& run) {
+  return run.authority->coordinates() && (run.active_attempt != 0 || !run.authority->may_span_nodes());
+}
 
-// In a root of one node the publisher tells the ledger which attempts have committed. A checkpoint of a
-// shared run may be of any node's ranks, so the coordinator tells it the attempts of all checkpoints after
-// `told`: several launches may have saved since the ledger was asked last, by this coordinator or by an
-// earlier one. The ledger updates record().retained_through() before its next answer. Returns the newest
-// sequence; 0: there is none.
+// The publisher tells the ledger which attempts of this node have committed. Where a checkpoint may be of any
+// node's ranks, the coordinator tells it the attempts of all checkpoints after `told`: several launches may
+// have saved since the ledger was asked last, by this coordinator or by an earlier one. The ledger updates
+// record().retained_through() before its next answer. Returns the newest sequence; 0: there is none.
 int64_t NoteCommitted(Run* run, int64_t told) {
   const auto& committed = run->catalog.committed();
-  if (run->shared == nullptr || committed.empty()) return 0;
+  if (committed.empty()) return 0;
+  if (!run->authority->may_span_nodes()) return committed.rbegin()->first;
   // The newest one is told each time, so that the ledger asks etcd each time.
   const int64_t newest = committed.rbegin()->first;
   for (auto each = committed.upper_bound(std::min(told, newest - 1)); each != committed.end(); ++each)
@@ -175,17 +177,16 @@ void Retention::OnScanned(Run* run) {
 void Retention::Apply(Run* run) {
   if (!history_->IsOnDisk(*run)) return;
   ContinueDeletions(run);
-  if (run->shared != nullptr && !MayRemoveForAll(*run)) return;
+  if (!MayRemove(*run)) return;
   AskResumed(run, [this, run](absl::StatusOr<int64_t> resumed) {
     if (resumed.ok()) EvictVictims(run, *resumed);  // Otherwise nothing is evicted now.
   });
 }
 
 void Retention::EvictVictims(Run* run, int64_t resumed) {
-  if (run->shared != nullptr && !MayRemoveForAll(*run)) return;
+  if (!MayRemove(*run)) return;
   // The ledger was asked before this one was there, whose launch may not have resumed from the others.
-  if (run->shared != nullptr && NewestSequence(run->catalog) > states_.Of(run).retained_as_of)
-    return Apply(run);
+  if (NewestSequence(run->catalog) > states_.Of(run).retained_as_of) return Apply(run);
   for (int64_t sequence : Victims(*run, resumed)) {
     if (run->catalog.BeginEviction(sequence)) Evict(run, sequence, [](const absl::Status&) {});
   }
@@ -196,10 +197,12 @@ std::vector<int64_t> Retention::Victims(const Run& run, int64_t resumed) const {
   if (!KeptLast(run)) return {};
   const State& state = states_.Of(&run);
   if (!state.pointers_known) return {};
-  // The policy and what the ledger leaves alone are those of the newest checkpoint. A node is told a policy
-  // before it reads the checkpoint: until then it would ask the ledger about an older launch.
-  if (run.shared != nullptr && NewestSequence(run.catalog) != state.policy_sequence) return {};
-  if (run.shared != nullptr && NewestSequence(run.catalog) > state.retained_as_of) return {};
+  // The policy and what the ledger leaves alone are those of the newest checkpoint. A node learns a policy
+  // that another one has put in force before it reads the checkpoint: until then it would ask the ledger about
+  // an older launch.
+  const int64_t newest = NewestSequence(run.catalog);
+  const bool is_known = newest == state.policy_sequence && newest <= state.retained_as_of;
+  if (run.authority->may_span_nodes() && !is_known) return {};
   Keepers keepers;
   for (const RetentionPolicy& policy : state.policies)
     keepers.merge(
@@ -266,7 +269,7 @@ absl::Status Retention::CheckDeletable(const Run& run, int64_t sequence, bool fo
         "it is the newest checkpoint that is neither damaged nor suspect, from which the job would resume");
   if (!force && IsPinned(run, sequence)) return kept("it is pinned; unpin it first, or force the deletion");
   // A node that does not coordinate says NOT_COORDINATOR later.
-  if (!force && !state.pointers_known && run.shared->coordinates())
+  if (!force && !state.pointers_known && run.authority->coordinates())
     return kept("this node has just become the coordinator, and reads the pointer files; try again");
   if (!force && state.pointed.contains(sequence))
     return kept(

@@ -109,12 +109,12 @@ class Retention {
   };
   struct State {
     std::vector<RetentionPolicy> policies;
-    int64_t policy_sequence = 0;  // Of a shared run: which save has named them; 0: not known.
+    int64_t policy_sequence = 0;  // Of SetPolicyOf: which save has named them; 0: not known.
     bool apply_after_scan = false;
     std::set<int64_t> pointed;
     bool pointers_known = false;
-    // Of a shared run: the newest checkpoint when the ledger was last asked which ones are left alone; 0: it
-    // has not said so yet.
+    // The newest checkpoint when the ledger was last asked which ones are left alone; 0: it has not answered
+    // yet.
     int64_t retained_as_of = 0;
     std::multiset<int64_t> pinning;   // Pins on their way to disk.
     std::multiset<int64_t> deciding;  // Resume decisions on their way to disk.

@@ -136,8 +136,7 @@ void RunTable::Create(SessionId session, const std::string& name, RootAttachment
   absl::StatusOr<RootAccess> access = attachment.make_io();
   if (!access.ok()) return reply(Annotate(access.status(), absl::StrCat("opening the root ", run->path)));
   run->io = std::move(access->io);
-  run->shared = access->shared.get();
-  run->authority = std::move(access->shared);
+  run->authority = std::move(access->authority);
   if (run->authority == nullptr)
     run->authority = std::make_unique<LocalAuthority>(run, std::bind_front(hooks_.publish, run));
   runs_.emplace(name, std::move(owned));

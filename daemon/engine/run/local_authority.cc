@@ -4,6 +4,8 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "storage/base/errors.h"
+#include "storage/base/reasons.h"
 #include "storage/ledger/ledger.h"
 
 namespace ckptd {
@@ -44,6 +46,39 @@ void LocalAuthority::Durable(const SaveId& save, const std::string&) {
 void LocalAuthority::LoadCheckpoint(const std::string&, int64_t,
                                     Callback<absl::StatusOr<LoadedCheckpoint>> done) {
   done(std::move(published_));
+}
+
+void LocalAuthority::SettleSave(const std::string& tag, bool, Callback<absl::StatusOr<Settled>> done) {
+  done(MakeError(absl::StatusCode::kFailedPrecondition, reason::kOutcomePending,
+                 absl::StrCat("the root ", run_->path,
+                              " is of one node, whose daemon finds out by itself what has become of a save, "
+                              "when it has scanned the root"),
+                 {{"tag", tag}}));
+}
+
+void LocalAuthority::MarkDamaged(const storage::v1::Damage& damage, Callback<absl::Status> marked) {
+  hooks_.damage_changed(damage.sequence(), damage,
+                        [marked = std::move(marked)]() mutable { marked(absl::OkStatus()); });
+}
+
+// On disk first: a mark that could come back with the next daemon is not taken away.
+void LocalAuthority::ClearDamage(int64_t sequence, Callback<absl::Status> cleared) {
+  const CommittedCheckpoint* marked = run_->catalog.Find(sequence);
+  const std::string tag = marked == nullptr ? "" : marked->summary.tag();
+  run_->io->SetDamage(
+      tag, sequence, std::nullopt,
+      [this, sequence, cleared = std::move(cleared)](const absl::StatusOr<PointerFiles>& set) mutable {
+        if (!set.ok()) return cleared(set.status());
+        hooks_.damage_changed(sequence, std::nullopt,
+                              [cleared = std::move(cleared)]() mutable { cleared(absl::OkStatus()); });
+      });
+}
+
+// The ranks of this node are all that there are. When they have all read it, only the disk decides.
+void LocalAuthority::FinishResume(int64_t attempt, int64_t sequence, const absl::Status& mine, Instant,
+                                  Callback<absl::Status> finished) {
+  if (!mine.ok()) return finished(mine);
+  run_->ledger->AgreeResume(attempt, sequence, std::move(finished));
 }
 
 }  // namespace ckptd

@@ -16,6 +16,7 @@
 #include "daemon/engine/run/run.h"
 #include "daemon/engine/seams/authority.h"
 #include "daemon/engine/seams/root_io.h"
+#include "storage/ledger/ledger.h"
 
 namespace ckptd {
 
@@ -35,6 +36,9 @@ class LocalAuthority : public Authority {
   void Start(Hooks hooks) override { hooks_ = std::move(hooks); }
   void OnTick() override {}
   std::string name() const override;
+  bool may_span_nodes() const override { return false; }
+  bool coordinates() const override { return true; }
+  Ledger* ledger() override { return run_->own_ledger.get(); }
   bool may_close() const override { return true; }
   void Begin(const SaveId& save, Instant admission_deadline, const std::vector<int>& ranks) override;
   // The ledger gives a sequence without waiting for anything.
@@ -53,6 +57,16 @@ class LocalAuthority : public Authority {
   void LoadCheckpoint(const std::string& tag, int64_t sequence,
                       Callback<absl::StatusOr<LoadedCheckpoint>> done) override;
   bool next_daemon_continues() const override { return true; }
+  // The daemon finds out by itself, with a scan: OUTCOME_PENDING.
+  void SettleSave(const std::string& tag, bool is_checkpoint,
+                  Callback<absl::StatusOr<Settled>> done) override;
+  // The mark counts within the call, and is answered when the root has recorded it, or could not.
+  void MarkDamaged(const storage::v1::Damage& damage, Callback<absl::Status> marked) override;
+  void ClearDamage(int64_t sequence, Callback<absl::Status> cleared) override;
+  // No other node has begun any.
+  void WhenSettled(int64_t, Callback<absl::StatusOr<bool>> settled) override { settled(false); }
+  void FinishResume(int64_t attempt, int64_t sequence, const absl::Status& mine, Instant deadline,
+                    Callback<absl::Status> finished) override;
 
  private:
   Run* const run_;

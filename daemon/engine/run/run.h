@@ -21,7 +21,6 @@
 #include "daemon/engine/seams/authority.h"
 #include "daemon/engine/seams/engine_types.h"
 #include "daemon/engine/seams/root_io.h"
-#include "daemon/engine/seams/shared_run.h"
 #include "daemon/memory/segment_pool.h"
 #include "storage/base/clock.h"
 #include "storage/commit/steps/types.h"
@@ -38,7 +37,6 @@ struct Run {
   uid_t uid = 0;  // The owner; before the run is open, the user who attached its root first.
   std::unique_ptr<RootIo> io;
   std::unique_ptr<Authority> authority;  // Uses `io`, so it goes first.
-  SharedRun* shared = nullptr;           // The authority; null: the run is of this node alone.
   bool open = false;                     // The root is open and recovered.
   bool read_only = false;                // The root takes no changes before it has been scanned.
   bool scanning = false;
@@ -46,8 +44,8 @@ struct Run {
   ProbeResult probe;
   Catalog catalog;
   Members members;
-  std::unique_ptr<Ledger> own_ledger;  // Of a run of this node alone.
-  Ledger* ledger = nullptr;            // That one, or SharedRun::ledger(). Null until the run is open.
+  std::unique_ptr<Ledger> own_ledger;  // Made from the run record.
+  Ledger* ledger = nullptr;            // That one, or Authority::ledger(). Null until the run is open.
   int64_t active_attempt = 0;          // The newest attempt that has acted, as the ledger says; 0: none has.
   std::map<int64_t, std::unique_ptr<Save>> saves;  // In flight, by sequence.
 

@@ -46,8 +46,9 @@ void SaveDriver::Start(Run* run) {
       .released = [this, run](const SaveId& id) { OnReleased(run, id); },
       .removed = [this, run](int64_t sequence) { hooks_.removed(run, sequence); },
       .damage_changed =
-          [this, run](int64_t sequence, const std::optional<storage::v1::Damage>& damage) {
-            hooks_.damage_changed(run, sequence, damage);
+          [this, run](int64_t sequence, const std::optional<storage::v1::Damage>& damage,
+                      absl::AnyInvocable<void()> recorded) {
+            hooks_.damage_changed(run, sequence, damage, std::move(recorded));
           },
       .root_changed = [this, run] { hooks_.root_changed(run); },
       .newest_committed =

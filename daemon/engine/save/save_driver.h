@@ -52,7 +52,9 @@ class SaveDriver {
     std::function<void(Save*)> continue_failing;
     // Of Authority::Hooks.
     std::function<void(Run*, int64_t sequence)> removed;
-    std::function<void(Run*, int64_t sequence, const std::optional<storage::v1::Damage>&)> damage_changed;
+    std::function<void(Run*, int64_t sequence, const std::optional<storage::v1::Damage>&,
+                       absl::AnyInvocable<void()> recorded)>
+        damage_changed;
     std::function<void(Run*, int64_t sequence, const std::optional<storage::v1::RetentionPolicy>&)>
         newest_committed;
     std::function<void(Run*)> root_changed, leadership_changed;

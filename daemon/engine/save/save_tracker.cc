@@ -279,15 +279,15 @@ absl::Status SaveTracker::DeadlineError(const Save& save) const {
                      {{"tag", save.key.tag}});
   }
   if (save.phase() == SavePhase::kGathering) {
-    return RanksMissing(
-        save, sizes_->UnknownRanks(save),
-        absl::StrCat(" have not begun the save of ", save.key.tag,
-                     " in time; every rank of the launch begins every save, one that has "
-                     "nothing to save with no files, unless the save names its ranks",
-                     save.run->shared != nullptr ? "; a process that counts ranks of other nodes as its own "
-                                                   "node's waits for them here: set LOCAL_WORLD_SIZE"
-                                                 : "",
-                     SavesInstead(save)));
+    return RanksMissing(save, sizes_->UnknownRanks(save),
+                        absl::StrCat(" have not begun the save of ", save.key.tag,
+                                     " in time; every rank of the launch begins every save, one that has "
+                                     "nothing to save with no files, unless the save names its ranks",
+                                     save.run->authority->may_span_nodes()
+                                         ? "; a process that counts ranks of other nodes as its own "
+                                           "node's waits for them here: set LOCAL_WORLD_SIZE"
+                                         : "",
+                                     SavesInstead(save)));
   }
   if (save.phase() == SavePhase::kAdmitted) {
     return RanksMissing(save, save.UnsealedRanks(),

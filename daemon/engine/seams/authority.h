@@ -1,8 +1,10 @@
-// Seam: decides and records, for one run, how its saves proceed and end. Implementations: LocalAuthority, for
-// a run of this node alone; SharedRun, for a run that several nodes share.
+// Seam: decides and records, for one run, how its saves proceed and end, which checkpoints are damaged, and
+// what its ranks resume from. Implementations: LocalAuthority, for a run of this node alone; NodesRun
+// (daemon/cluster), for a run that several nodes share; fake: tests/testing.
 //
-// Called on the engine's thread, where the hooks run, too. The local authority decides at once: its hooks run
-// within the call that asks. Those of a shared run run later.
+// Called on the engine's thread, where hooks and callbacks run, too. The local authority decides at once: its
+// hooks run within the call that asks. Those of a shared run run later, and what a call asks of etcd is asked
+// again until it is answered; what has a deadline says so.
 //
 // A save asks for each step that all nodes have to agree on (its sequence, its admission, that it is sealed,
 // that it is published, that it fails), and continues when `changed` reports the decision. Ranks are told of
@@ -17,12 +19,14 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "ckptd/storage/v1/storage.pb.h"
 #include "daemon/engine/seams/root_io.h"
 #include "daemon/engine/seams/save_id.h"
 #include "storage/base/clock.h"
+#include "storage/ledger/ledger.h"
 
 namespace ckptd {
 
@@ -61,8 +65,11 @@ class Authority {
     // No reader begins to read this checkpoint any more: retention or a save in its place removes it.
     std::function<void(int64_t sequence)> removed;
     // A node has found damage in this checkpoint; unset: an operator has repaired it. Also of checkpoints
-    // that this node does not list.
-    std::function<void(int64_t sequence, const std::optional<storage::v1::Damage>& damage)> damage_changed;
+    // that this node does not list. `recorded`, unless it is null, runs when this node's root has recorded
+    // that, or could not.
+    std::function<void(int64_t sequence, const std::optional<storage::v1::Damage>& damage,
+                       absl::AnyInvocable<void()> recorded)>
+        damage_changed;
     // The run has a checkpoint that this node had no part in, or this node may write in the root from now on
     // what a coordinator writes: look at the root again.
     std::function<void()> root_changed;
@@ -70,7 +77,7 @@ class Authority {
     // checkpoints; unset: they have not named that, so all. Before or after the save's kCommitted.
     std::function<void(int64_t sequence, const std::optional<storage::v1::RetentionPolicy>&)>
         newest_committed;
-    // The value of SharedRun::coordinates() has changed.
+    // The value of coordinates() has changed.
     std::function<void()> leadership_changed;
     // Right after that: this node has stepped down as the coordinator, because its file system has not
     // answered for so long. Another node takes its place.
@@ -92,6 +99,14 @@ class Authority {
   virtual void OnTick() = 0;  // Several times a second.
   // For messages: what has to answer before this run continues.
   virtual std::string name() const = 0;
+  // Whether several nodes may take part: a launch may have ranks on each of them, and each commits
+  // checkpoints of which the others learn later.
+  virtual bool may_span_nodes() const = 0;
+  // Whether this node coordinates the run.
+  virtual bool coordinates() const = 0;
+  // Of this run, once the root is open. Its Admit is for Begin alone. Null: the engine makes one from the run
+  // record in the root.
+  virtual Ledger* ledger() = 0;
   // Whether no other node waits for this run if it is closed now: this one neither coordinates nor asks for
   // that, and the others do not count it as a reader of a checkpoint.
   virtual bool may_close() const = 0;
@@ -132,6 +147,44 @@ class Authority {
   // Whether the next daemon on this root continues the saves of this one: it takes over what is sealed, and
   // publishes what is durable, also a save that has failed and whose files are still there.
   virtual bool next_daemon_continues() const = 0;
+
+  // An operator has looked whether the save of this tag is a checkpoint, whose outcome is unknown
+  // (kUnknown) and which holds up all later ones. OUTCOME_PENDING while the coordinator is still finding out;
+  // OUTCOME_DIFFERS if it sees something else; UNKNOWN_SAVE if no save of this tag has ended so;
+  // NOT_COORDINATOR. A second call answers as the first.
+  struct Settled {
+    int64_t sequence = 0;
+    bool is_checkpoint = false;
+  };
+  virtual void SettleSave(const std::string& tag, bool is_checkpoint,
+                          Callback<absl::StatusOr<Settled>> done) = 0;
+
+  // ---- damage
+
+  // A reader on this node has found it, with the tag, the sequence and the time. From OK on no attempt
+  // resumes from the checkpoint, on any node; `damage_changed` runs on all nodes, and on this one before the
+  // answer. BEING_REMOVED: nothing is marked, because the reader may have seen a removal. After
+  // LEDGER_UNAVAILABLE nothing is marked, either, as far as this node knows.
+  virtual void MarkDamaged(const storage::v1::Damage& damage, Callback<absl::Status> marked) = 0;
+  // The checkpoint has been repaired. Likewise.
+  virtual void ClearDamage(int64_t sequence, Callback<absl::Status> cleared) = 0;
+
+  // ---- resume
+  //
+  // The ledger answers DecideResume and AgreeResume with CHECKPOINT_DAMAGED if another node has marked the
+  // checkpoint; `damage_changed` reports that mark before the answer or after it.
+
+  // Answers when no save that ranks of other nodes have begun in an earlier attempt can become a checkpoint
+  // any more: whether the root may hold checkpoints of theirs that this node does not list yet, so that it
+  // has to be scanned before the attempt decides what it resumes from. The caller waits for its own saves.
+  virtual void WhenSettled(int64_t attempt, Callback<absl::StatusOr<bool>> settled) = 0;
+  // All ranks of this node have read their part of what the attempt resumes from, or, not OK, one of them
+  // could not. Answers when the ranks of all nodes have, and the ledger has recorded that; with the error
+  // as soon as a node could not; DEADLINE_EXCEEDED names the nodes that have not answered. A call whose
+  // answer is outstanding is answered with `mine` of the next one, ABORTED if that is OK; except that an
+  // agreement which is being recorded, where no other node takes part in it, is no longer taken back.
+  virtual void FinishResume(int64_t attempt, int64_t sequence, const absl::Status& mine, Instant deadline,
+                            Callback<absl::Status> finished) = 0;
 };
 
 }  // namespace ckptd

@@ -16,9 +16,9 @@
 #include "absl/status/statusor.h"
 #include "ckptd/v1/messages.pb.h"
 #include "ckptd/v1/types.pb.h"
+#include "daemon/engine/seams/authority.h"
 #include "daemon/engine/seams/limits.h"
 #include "daemon/engine/seams/root_io.h"
-#include "daemon/engine/seams/shared_run.h"
 #include "daemon/memory/segment_pool.h"
 #include "storage/base/clock.h"
 
@@ -119,9 +119,9 @@ struct EngineOptions {
 // How the engine reaches a root.
 struct RootAccess {
   std::unique_ptr<RootIo> io;
-  // The run that several nodes share in this root, which may use `io` and goes before it; null: the run is
-  // of this node alone.
-  std::unique_ptr<SharedRun> shared = nullptr;
+  // Of the run in this root; it may use `io`, and is destroyed before it. Null: the run is of this node
+  // alone.
+  std::unique_ptr<Authority> authority = nullptr;
 };
 
 // A root directory that a session handed over, with everything that the engine needs to open it once.

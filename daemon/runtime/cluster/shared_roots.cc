@@ -48,7 +48,7 @@ RootAccess SharedRoots::Open(std::unique_ptr<SharedFilesIo> files, const std::st
   io->Connect(run.get());
   RootAccess access;
   access.io = std::move(io);
-  access.shared = std::move(run);
+  access.authority = std::move(run);
   return access;
 }
 

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "ckptd/v1/messages.pb.h"
-#include "daemon/engine/seams/shared_run.h"
+#include "daemon/engine/seams/authority.h"
 #include "storage/base/errors.h"
 #include "tests/testing/any_etcd.h"
 #include "tests/testing/fake_shared_files.h"
@@ -55,7 +55,7 @@ class SharedRootsTest : public ::testing::Test {
   void SetUp() override {
     nodes_.OnTick([this] {
       for (Node* node : {&one_, &two_}) {
-        if (node->access.shared != nullptr) node->access.shared->OnTick();
+        if (node->access.authority != nullptr) node->access.authority->OnTick();
       }
     });
   }
@@ -84,7 +84,7 @@ class SharedRootsTest : public ::testing::Test {
         [&node](const absl::Status& why) { node.asked_anew.push_back(ReasonOf(why)); });
   }
   void Kill(Node& node) {
-    node.access.shared = nullptr;  // It uses the other one, so it goes first.
+    node.access.authority = nullptr;  // It uses the other one, so it goes first.
     node.access.io = nullptr;
     node.roots = nullptr;
     if (node.registration != nullptr) nodes_.Kill(node.registration);
@@ -105,8 +105,8 @@ class SharedRootsTest : public ::testing::Test {
     const auto opened =
         Ask<absl::StatusOr<RootSnapshot>>([&](auto done) { node.access.io->Open(std::move(done)); });
     ASSERT_TRUE(opened.ok()) << opened.status();
-    SharedRun::Hooks hooks;
-    hooks.changed = [&node](const SaveId& save, const SharedRun::Decision& decision) {
+    Authority::Hooks hooks;
+    hooks.changed = [&node](const SaveId& save, const Authority::Decision& decision) {
       OnChanged(node, save, decision);
     };
     hooks.failed = [&node](const SaveId&, const absl::Status& why) { node.heard.push_back(ReasonOf(why)); };
@@ -115,11 +115,11 @@ class SharedRootsTest : public ::testing::Test {
     hooks.removed = [](int64_t) {};
     hooks.newest_committed = [](int64_t, const auto&) {};
     hooks.root_changed = hooks.leadership_changed = [] {};
-    node.access.shared->Start(std::move(hooks));
+    node.access.authority->Start(std::move(hooks));
   }
-  static void OnChanged(Node& node, const SaveId& save, const SharedRun::Decision& decision) {
-    using Decision = SharedRun::Decision;
-    SharedRun& run = *node.access.shared;
+  static void OnChanged(Node& node, const SaveId& save, const Authority::Decision& decision) {
+    using Decision = Authority::Decision;
+    Authority& run = *node.access.authority;
     if (decision.phase == Decision::kProposed) run.Accept(save, std::nullopt);
     if (decision.phase == Decision::kAdmitted && node.seals) run.Sealed(save);
     if (decision.phase == Decision::kSealed) run.Durable(save, "of " + node.name);
@@ -138,13 +138,13 @@ class SharedRootsTest : public ::testing::Test {
       ASSERT_TRUE(attempt.ok()) << attempt.status();
     }
     ASSERT_TRUE(Ask<absl::Status>([&](auto done) {
-                  one_.access.shared->ledger()->Activate(1, std::move(done));
+                  one_.access.authority->ledger()->Activate(1, std::move(done));
                 }).ok());
     RunUntil([this] { return Coordinator() != nullptr; });
   }
   Node* Coordinator() {
     for (Node* node : {&one_, &two_}) {
-      if (node->access.shared != nullptr && node->access.shared->coordinates()) return node;
+      if (node->access.authority != nullptr && node->access.authority->coordinates()) return node;
     }
     return nullptr;
   }
@@ -171,11 +171,11 @@ class SharedRootsTest : public ::testing::Test {
     spec.launch_id = "launch";
     spec.instance = "process of " + node.name;
     return Ask<absl::StatusOr<int64_t>>(
-        [&](auto done) { node.access.shared->ledger()->Join(spec, std::move(done)); });
+        [&](auto done) { node.access.authority->ledger()->Join(spec, std::move(done)); });
   }
   void Begin(const std::string& tag) {
     for (Node* node : {&one_, &two_})
-      node->access.shared->Begin({1, tag, 1}, etcd_.clock()->Now() + minutes(8), {});
+      node->access.authority->Begin({1, tag, 1}, etcd_.clock()->Now() + minutes(8), {});
   }
 
   AnyEtcd etcd_{EtcdKind{EtcdKind::kSimulated, 1}};
@@ -210,8 +210,8 @@ TEST_F(SharedRootsTest, RootOpensBeforeTheNodeIsRegisteredAndItsRunGoesOnWithThe
   spec.world_size = 2;
   spec.launch_id = "launch";
   spec.instance = "process";
-  one_.access.shared->ledger()->Join(spec,
-                                     [&](absl::StatusOr<int64_t> attempt) { joined = std::move(attempt); });
+  one_.access.authority->ledger()->Join(
+      spec, [&](absl::StatusOr<int64_t> attempt) { joined = std::move(attempt); });
   RunFor(seconds(10));
   EXPECT_FALSE(joined.has_value()) << "it waits";
   Tell(one_, true);
@@ -233,7 +233,7 @@ TEST_F(SharedRootsTest, RunThatIsClosedHearsNoRegistration) {
   Start(one_);
   Open(one_);
   ASSERT_FALSE(one_.followers.at(0).expired());
-  one_.access.shared = nullptr;
+  one_.access.authority = nullptr;
   one_.access.io = nullptr;
   EXPECT_TRUE(one_.followers.at(0).expired());
   Tell(one_, true);
@@ -245,7 +245,7 @@ TEST_F(SharedRootsTest, LostRegistrationReachesTheRun) {
   StartBoth();
   Tell(one_, false);
   EXPECT_THAT(one_.heard, Contains("lost"));
-  EXPECT_FALSE(one_.access.shared->coordinates());
+  EXPECT_FALSE(one_.access.authority->coordinates());
 }
 
 TEST_F(SharedRootsTest, RunThatCannotGoOnAsksForANewRegistration) {
@@ -268,9 +268,9 @@ TEST_F(SharedRootsTest, AnotherNodeCoordinatesAsSoonAsOneResigns) {
   const absl::Status resigned =
       Ask<absl::Status>([&](auto done) { resigning.roots->Resign(std::move(done)); });
   EXPECT_TRUE(resigned.ok()) << resigned;
-  EXPECT_FALSE(resigning.access.shared->coordinates());
-  RunUntil([&] { return other.access.shared->coordinates(); });
-  EXPECT_TRUE(other.access.shared->coordinates());
+  EXPECT_FALSE(resigning.access.authority->coordinates());
+  RunUntil([&] { return other.access.authority->coordinates(); });
+  EXPECT_TRUE(other.access.authority->coordinates());
   EXPECT_LT(etcd_.clock()->Now() - begun, seconds(10));
 }
 
@@ -295,7 +295,7 @@ TEST_F(SharedRootsTest, ShowsTheCoordinatorAndWhichNodesASaveWaitsFor) {
   EXPECT_EQ(status.shared_runs(0).coordinator(), coordinator.name);
   EXPECT_EQ(status.shared_runs(0).saves(0).tag(), "step_1");
   EXPECT_EQ(status.shared_runs(0).saves(0).attempt(), 1);
-  other.access.shared->Sealed({1, "step_1", 1});
+  other.access.authority->Sealed({1, "step_1", 1});
   RunUntil([&] { return waits_for(coordinator).empty(); });
   EXPECT_THAT(coordinator.heard, Contains("COMMITTED"));
 }
