@@ -268,8 +268,8 @@ CKPTD_EXPORT int ckptd_copy_async(int (*copy)(void* target, const void* source, 
       auto* const host =
           reinterpret_cast<void*>(segment_addresses[segment - segment_ends] + (base + at - begin));
       auto* const device = reinterpret_cast<void*>(addresses[i] + (at - offsets[i]));
-      const int error = out != 0 ? copy(device, host, size, kDefault, stream)
-                                 : copy(host, device, size, kDefault, stream);
+      const int error =
+          out != 0 ? copy(device, host, size, kDefault, stream) : copy(host, device, size, kDefault, stream);
       if (error != 0) return error;
       at += size;
     }
