@@ -294,7 +294,7 @@ TEST_P(SavePublicationContract, NothingIsPublishedAfterAnUnknownOutcomeUntilAnOp
   EXPECT_EQ(Release(first), "PUBLISHING");
   EXPECT_EQ(Unknown(first), "ENDED INDETERMINATE");
   EXPECT_EQ(Unknown(second), "ADMITTED") << "it is not being published";
-  EXPECT_THAT(Publish(second), HasSubstr("an operator who looks whether the save of sequence 1"));
+  EXPECT_THAT(Publish(second), HasSubstr("to find out whether the save of sequence 1"));
   EXPECT_EQ(Release(second), "ADMITTED") << "another save's outcome is unknown";
   EXPECT_THAT(Publish(second), HasSubstr("an operator"));
   EXPECT_EQ(Release(first), "ENDED INDETERMINATE");

@@ -54,8 +54,10 @@ std::string WaitsFor(const CompareAndSwap::Found& found, int64_t sequence, const
     return absl::StrCat("the files of nodes ", absl::StrJoin(view.Behind(NodeVote::DURABLE), ", "));
   const auto now = FirstOf<PublishedNow>(found[kPublishing]);
   if (now.unknown())
-    return absl::StrCat("an operator who looks whether the save of sequence ", now.sequence(),
-                        " was published");
+    return absl::StrCat(
+        "the coordinator, or an operator with `ckptctl resolve`, to find out whether the save "
+        "of sequence ",
+        now.sequence(), " was published");
   if (now.sequence() != 0 && now.sequence() != sequence)
     return absl::StrCat("the save of sequence ", now.sequence(), ", which is being published");
   const std::vector<std::string> readers = ReadersOf(found[kReaders]);
@@ -197,7 +199,11 @@ void SavePublication::Unknown(const SharedSave& save, const CompareAndSwap::Held
                               Answer<SharedSave> answer) {
   ledger::v1::SaveEnd end;
   end.set_reason(reason::kIndeterminate);
-  end.set_message("nobody can tell whether the checkpoint was published; an operator must look");
+  end.set_message(absl::StrCat(
+      "it is not known yet whether the checkpoint was published. The coordinator looks for it, and "
+      "publishes no later save until it knows. If that lasts, and no directory ",
+      save.state.tag(), " is in the root, run `ckptctl resolve ROOT/", save.state.tag(),
+      " --not-there` on the coordinator"));
   PublishedNow held;
   held.set_sequence(save.sequence);
   held.set_unknown(true);
