@@ -15,7 +15,6 @@
 #include "daemon/ledger/state/run_root.h"
 #include "storage/base/errors.h"
 #include "storage/base/reasons.h"
-#include "storage/commit/shared/shared_scan.h"
 
 namespace ckptd {
 
@@ -24,13 +23,21 @@ using ledger::v1::SaveState;
 namespace {
 
 constexpr Duration kLookPause = std::chrono::milliseconds(200);
-// For how long a checkpoint that etcd knows is looked for: longer than names are stale.
-constexpr Duration kLongestLook = kStaleness + std::chrono::seconds(2);
 
 }  // namespace
 
 NodesRun::NodesRun(Etcd* etcd, Clock* clock, SharedFilesIo* files, Options options)
-    : etcd_(etcd), clock_(clock), files_(files), options_(std::move(options)) {}
+    : etcd_(etcd),
+      clock_(clock),
+      files_(files),
+      options_(std::move(options)),
+      list_(clock, {.save_state =
+                        [this](int64_t sequence) {
+                          return saves_ == nullptr ? std::nullopt : saves_->Shown(sequence);
+                        },
+                    .removed = [this](int64_t sequence) { hooks_.removed(sequence); },
+                    .noticed = [this](const std::string& message) { hooks_.noticed(message); },
+                    .root_changed = [this] { hooks_.root_changed(); }}) {}
 
 // Without a word: who has asked may be gone.
 NodesRun::~NodesRun() {
@@ -76,11 +83,11 @@ void NodesRun::Opened(const SharedFilesIo::RunOfRoot& root) {
   resume_ =
       std::make_unique<NodesResume>(etcd_, clock_, ledger_.get(), NodesResume::Options{prefix_, run, why});
   readers_ = std::make_unique<ReaderKeys>(
-      etcd_, clock_, ReaderKeys::Options{prefix_, run, options_.patience, why, ended_removals_});
+      etcd_, clock_, ReaderKeys::Options{prefix_, run, options_.patience, why, list_.ended_removals()});
   damages_ = std::make_unique<DamageKeys>(
-      etcd_, clock_, DamageKeys::Options{prefix_, run, options_.patience, why, ended_removals_},
+      etcd_, clock_, DamageKeys::Options{prefix_, run, options_.patience, why, list_.ended_removals()},
       [this](int64_t sequence, const DamageKeys::Damage& damage) {
-        if (!IsEvicting(sequence)) hooks_.damage_changed(sequence, damage, nullptr);
+        if (!list_.IsBeingRemoved(sequence)) hooks_.damage_changed(sequence, damage, nullptr);
       });
 }
 
@@ -151,7 +158,7 @@ void NodesRun::EndRegistration() {
   condemned_ = nullptr;
   uses_ = nullptr;
   bind_again_.reset();
-  removals_known_ = false;
+  list_.OnRegistrationEnded();
   saves_ = nullptr;
   over_ = absl::OkStatus();
   if (ledger_ == nullptr) return;
@@ -265,7 +272,7 @@ void NodesRun::OnTick() {
   FollowFileSystem();
   if (election_ != nullptr) election_->OnTick();
   TakeLooks();
-  FollowRemovals();
+  list_.OnTick();
   ledger_->OnTick();
   calls_->OnTick();
   resume_->OnTick();
@@ -334,8 +341,8 @@ void NodesRun::OnLeadership(const RunCoordinator::Leadership& leadership) {
                                  },
                              .lost = [this](const absl::Status& why) { OnLeadershipLost(why); }});
   evictions_ = std::make_unique<Evictions>(
-      etcd_, clock_, files_, CheckpointReaders::Options{prefix_, *node_, options_.path, ended_removals_},
-      leadership.held);
+      etcd_, clock_, files_,
+      CheckpointReaders::Options{prefix_, *node_, options_.path, list_.ended_removals()}, leadership.held);
   counter_ = std::make_unique<UseCounter>(
       etcd_, clock_, UseCounter::Options{prefix_, UsesOfOwner() + root_.id, options_.path, leadership.held});
   coordinator_->Start();
@@ -387,7 +394,7 @@ void NodesRun::EndRemovals() {
       evictions_->ContinueRemoval({sequence, tag, inode}, damages_->damaged(), ended);
   }
   // A save that takes the tag of one removes it itself, right before.
-  for (const auto& [sequence, removal] : evicting_) {
+  for (const auto& [sequence, removal] : list_.removals()) {
     const ledger::v1::Evicting& decision = removal.decision;
     if (decision.replaced_by() != 0 || decision.ended() || removal.tag.empty() || IsUnderWay(sequence))
       continue;
@@ -416,21 +423,11 @@ void NodesRun::Resign(absl::AnyInvocable<void(absl::Status)> resigned) {
 // A removal ends with the leadership. Once the run is closed, the callback does not run.
 void NodesRun::Evict(const std::string& tag, int64_t sequence, Callback<absl::Status> done) {
   if (evictions_ != nullptr) {
-    return evictions_->Evict(tag, sequence, damages_->damaged(), Listed(), callbacks_.Guard(std::move(done)));
+    return evictions_->Evict(tag, sequence, damages_->damaged(), list_.sequences(),
+                             callbacks_.Guard(std::move(done)));
   }
   options_.post([done = std::move(done),
                  error = NotCoordinator("remove its checkpoints", options_.path)]() mutable { done(error); });
-}
-
-// What retention may count, as this node knows it: others may be removed without this node knowing of
-// it.
-std::shared_ptr<const std::set<int64_t>> NodesRun::Listed() {
-  if (listed_ == nullptr) {
-    auto listed = std::make_shared<std::set<int64_t>>();
-    for (const auto& [sequence, tag] : known_) listed->insert(listed->end(), sequence);
-    listed_ = std::move(listed);
-  }
-  return listed_;
 }
 
 void NodesRun::SettleSave(const std::string& tag, bool is_checkpoint,
@@ -449,58 +446,12 @@ void NodesRun::OnCheckpointKeys(const std::vector<std::string>& changed) {
   for (const std::string& key : changed) {
     int64_t sequence = 0;
     if (!absl::SimpleAtoi(LastPartOf(key), &sequence)) continue;
-    if (key == keys.Damaged(sequence)) damages_->OnMark(sequence, condemned_->Find(key));
-    ledger::v1::Evicting evicting;
-    const std::string* const decided = condemned_->Find(key);
-    if (key != keys.Evicting(sequence) || decided == nullptr || !evicting.ParseFromString(*decided)) continue;
-    if (!evicting.replaced_by()) highest_evicted_ = std::max(highest_evicted_, sequence);
-    if (const auto over = ended_removals_->find(sequence);
-        over != ended_removals_->end() && over->second == *decided)
-      continue;
-    ended_removals_->erase(sequence);
-    Removal& removal = evicting_[sequence];
-    const bool is_new = removal.value.empty() || removal.decision.number() != evicting.number() ||
-                        removal.decision.replaced_by() != evicting.replaced_by();
-    if (is_new) removal.over_since.reset();
-    if (evicting.ended() && !removal.over_since) removal.over_since = clock_->Now();
-    removal.decision = evicting;
-    removal.value = *decided;
-    const auto known = known_.extract(sequence);
-    if (!evicting.tag().empty()) removal.tag = evicting.tag();
-    if (removal.tag.empty() && !known.empty()) removal.tag = known.mapped();
-    // It was decided before this node has listed the root, so what was listed may be a copy that was put
-    // back.
-    if (!removals_known_ && !known.empty()) removal.hidden = true;
-    listed_ = nullptr;
-    if (is_new) hooks_.removed(sequence);
+    const std::string* const value = condemned_->Find(key);
+    if (key == keys.Damaged(sequence)) damages_->OnMark(sequence, value);
+    if (key == keys.Evicting(sequence) && value != nullptr) list_.OnRemoval(sequence, *value);
   }
-  removals_known_ = true;
+  list_.OnRemovalsKnown();
   EndRemovals();
-}
-
-// Decisions that are over concern no checkpoint any more. This node may see a directory for a while after it
-// is gone: until then it is not one that was put back.
-void NodesRun::FollowRemovals() {
-  const Instant now = clock_->Now();
-  bool changed = false;
-  for (auto each = evicting_.begin(); each != evicting_.end();) {
-    const auto& [sequence, removal] = *each;
-    const int64_t replaced_by = removal.decision.replaced_by();
-    bool stays = false;
-    if (!removal.over_since && replaced_by != 0) {
-      const std::optional<bool> replaced = HasReplaced(replaced_by);
-      stays = replaced.has_value() && !*replaced;
-      if (replaced.value_or(false)) each->second.over_since = now;
-    }
-    if (!stays && (!removal.over_since || now - *removal.over_since < kLongestLook)) {
-      ++each;
-      continue;
-    }
-    changed = changed || stays || removal.hidden;
-    (*ended_removals_)[sequence] = removal.value;
-    each = evicting_.erase(each);
-  }
-  if (changed) hooks_.root_changed();
 }
 
 void NodesRun::ApplyDecided(RootSnapshot* root) {
@@ -510,110 +461,17 @@ void NodesRun::ApplyDecided(RootSnapshot* root) {
   for (auto& [sequence, checkpoint] : root->committed) damages_->Apply(&checkpoint);
   for (const auto& [sequence, checkpoint] : root->committed)
     highest_attempt_ = std::max(highest_attempt_, checkpoint.summary.attempt());
-  if (!removals_known_) KeepShown(root);
   half_removed_ = root->half_removed;
-  for (auto checkpoint = root->committed.begin(); checkpoint != root->committed.end();) {
-    const int64_t sequence = checkpoint->first;
-    if (!IsEvicting(sequence)) {
-      ++checkpoint;
-      continue;
-    }
-    Removal& removal = evicting_.at(sequence);
-    removal.tag = checkpoint->second.summary.tag();
-    removal.hidden = removal.hidden || removal.over_since.has_value();
-    checkpoint = root->committed.erase(checkpoint);
-  }
-  // Also what etcd does not call committed yet: what was shown once stays.
-  for (const auto& [sequence, checkpoint] : root->committed) {
-    const std::string& tag = checkpoint.summary.tag();
-    const bool is_new = known_.insert_or_assign(sequence, tag).second;
-    if (!is_new || !ended_removals_->contains(sequence)) continue;
-    hooks_.noticed(
-        absl::StrCat("the checkpoint ", tag, ", sequence ", sequence,
-                     ", is listed again: it was put back after its removal, or the save that was to "
-                     "replace it has failed"));
-  }
+  list_.Apply(root);
   // A checkpoint was moved in: saves that begin and attempts that join from now on come after it.
   if (saves_ != nullptr &&
       (highest_attempt_ > bound_attempt_ || (newest_ > bound_through_ && !saves_->Shown(newest_))))
     BindRoot();
-  listed_ = nullptr;
-  const int64_t replacing = LastReplacing();
-  for (auto going = evicting_.begin(); going != evicting_.lower_bound(replacing); ++going)
-    root->leaving.insert(going->first);
-  shown_.clear();
-  for (const auto& [sequence, checkpoint] : root->committed)
-    shown_.emplace_hint(shown_.end(), sequence, checkpoint.summary.tag());
   EndRemovals();
-}
-
-// What is gone may be about to be replaced, of which this node cannot know yet. The root is looked at again
-// when it is told of the saves.
-void NodesRun::KeepShown(RootSnapshot* root) {
-  for (const auto& [sequence, tag] : known_) {
-    if (!root->committed.contains(sequence)) root->leaving.insert(sequence);
-  }
-}
-
-// The last save that has not ended and whose tag is being made free; 0: there is none. Until it is there, the
-// root may have nothing that this node could list in the place of what is being removed.
-int64_t NodesRun::LastReplacing() const {
-  int64_t last = 0;
-  for (const auto& [sequence, removal] : evicting_) {
-    const int64_t replaced_by = removal.decision.replaced_by();
-    if (replaced_by != 0 && !HasReplaced(replaced_by)) last = std::max(last, replaced_by);
-  }
-  return last;
-}
-
-// Whether this save, which replaces what is being removed, is a checkpoint; nullopt: that is not known
-// yet.
-std::optional<bool> NodesRun::HasReplaced(int64_t sequence) const {
-  const std::optional<SaveState> state = saves_ == nullptr ? std::nullopt : saves_->Shown(sequence);
-  if (!state || !HasEnded(*state)) return std::nullopt;
-  if (state->phase() == SaveState::COMMITTED) return true;
-  if (state->end().reason() != reason::kIndeterminate) return false;
-  if (state->found() == SaveState::NOT_KNOWN) return std::nullopt;
-  return state->found() == SaveState::IS_CHECKPOINT;
 }
 
 bool NodesRun::IsUnderWay(int64_t sequence) const {
   return evictions_ != nullptr && evictions_->IsUnderWay(sequence);
-}
-
-bool NodesRun::IsOld(const RootSnapshot& root, Instant begun) {
-  const int64_t missing = MissingIn(root);
-  if (missing == 0) {
-    missing_.reset();
-    return false;
-  }
-  if (!missing_ || missing_->first != missing) missing_ = {missing, clock_->Now()};
-  return begun - missing_->second < kLongestLook;
-}
-
-// What this node ought to see in the root, and does not; 0: nothing.
-int64_t NodesRun::MissingIn(const RootSnapshot& root) const {
-  const auto is_damaged = [&root](const std::string& tag) {
-    return std::any_of(root.damaged.begin(), root.damaged.end(),
-                       [&tag](const auto& each) { return each.tag == tag; });
-  };
-  int64_t newest = known_.empty() ? 0 : known_.rbegin()->first;
-  // Retention removes only what a newer checkpoint follows; this node may be told of that one later.
-  if (highest_evicted_ > 0) newest = std::max(newest, highest_evicted_ + 1);
-  const bool shown = std::any_of(root.committed.lower_bound(newest), root.committed.end(),
-                                 [this](const auto& checkpoint) { return !IsEvicting(checkpoint.first); });
-  if (newest != 0 && !shown && (known_.empty() || !is_damaged(known_.rbegin()->second))) return newest;
-  // A save that replaces a checkpoint moves it away, and this node may be told of that later. That was the
-  // latest one, where all newer ones are suspect.
-  int64_t latest = 0;
-  for (const auto& [sequence, checkpoint] : root.committed) {
-    if (checkpoint.summary.suspect().empty() && !IsEvicting(sequence)) latest = sequence;
-  }
-  for (auto each = shown_.upper_bound(latest); each != shown_.end(); ++each) {
-    const auto& [sequence, tag] = *each;
-    if (!root.committed.contains(sequence) && !IsEvicting(sequence) && !is_damaged(tag)) return sequence;
-  }
-  return 0;
 }
 
 void NodesRun::LookAgain(absl::AnyInvocable<void()> look) {
@@ -628,12 +486,6 @@ void NodesRun::TakeLooks() {
   }
   std::erase_if(looks_, [now](const auto& look) { return now >= look.first; });
   for (auto& look : due) look();
-}
-
-void NodesRun::SawCommitted(int64_t sequence, const SaveState& state) {
-  if (IsEvicting(sequence)) return;
-  known_[sequence] = state.tag();
-  listed_ = nullptr;
 }
 
 // ---- readers
@@ -675,7 +527,7 @@ void NodesRun::ListUnsettled(int64_t attempt, LedgerCalls::Answer<absl::Status> 
           if (!state.ParseFromString(key.value()) || !absl::SimpleAtoi(key.key().substr(prefix), &sequence))
             continue;
           // The scan that follows must show it.
-          if (state.phase() == SaveState::COMMITTED) SawCommitted(sequence, state);
+          if (state.phase() == SaveState::COMMITTED) list_.OnCommitted(sequence, state.tag());
           if (state.attempt() >= attempt || HasEnded(state)) continue;
           if (state.phase() == SaveState::OPEN) continue;  // No node's save yet.
           return done(MakeError(absl::StatusCode::kUnavailable, ledger_reason::kUnavailable,

@@ -17,6 +17,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "ckptd/storage/v1/storage.pb.h"
+#include "daemon/cluster/checkpoint_list.h"
 #include "daemon/cluster/coordinator/evictions.h"
 #include "daemon/cluster/coordinator/save_coordinator.h"
 #include "daemon/cluster/node/damage_keys.h"
@@ -84,12 +85,12 @@ class NodesRun : public Authority, public NodesReading {
   void CheckRoot(const SharedFilesIo::RunOfRoot& root, Callback<absl::Status> checked) override;
   void Opened(const SharedFilesIo::RunOfRoot& root) override;
   void ApplyDecided(RootSnapshot* root) override;
-  bool IsOld(const RootSnapshot& root, Instant begun) override;
+  bool IsOld(const RootSnapshot& root, Instant begun) override { return list_.IsOld(root, begun); }
   Instant Now() const override { return clock_->Now(); }
   void LookAgain(absl::AnyInvocable<void()> look) override;
   void AcquireReader(int64_t sequence, Callback<absl::Status> acquired) override;
   void ConfirmReader(int64_t sequence, Callback<absl::Status> confirmed) override;
-  bool WasRemoved(int64_t sequence) const override { return ended_removals_->contains(sequence); }
+  bool WasRemoved(int64_t sequence) const override { return list_.ended_removals()->contains(sequence); }
   std::function<void()> ReleaserOf(int64_t sequence) override;
   void Evict(const std::string& tag, int64_t sequence, Callback<absl::Status> done) override;
 
@@ -166,17 +167,9 @@ class NodesRun : public Authority, public NodesReading {
   void FollowFileSystem();
   void DropLeadership();
   void EndRemovals();
-  std::shared_ptr<const std::set<int64_t>> Listed();
   void OnCheckpointKeys(const std::vector<std::string>& keys);
   void ListUnsettled(int64_t attempt, LedgerCalls::Answer<absl::Status> done);
-  void KeepShown(RootSnapshot* root);
-  int64_t LastReplacing() const;
-  int64_t MissingIn(const RootSnapshot& root) const;
-  std::optional<bool> HasReplaced(int64_t sequence) const;
-  void FollowRemovals();
   bool IsUnderWay(int64_t sequence) const;
-  void SawCommitted(int64_t sequence, const ledger::v1::SaveState& state);
-  bool IsEvicting(int64_t sequence) const { return evicting_.contains(sequence); }
   void TakeLooks();
 
   // nodes_run_saves.cc
@@ -219,7 +212,6 @@ class NodesRun : public Authority, public NodesReading {
   std::unique_ptr<SharedSaves> saves_;
   std::unique_ptr<RunCoordinator> election_;
   std::unique_ptr<EtcdMirror> condemned_;                  // The keys of damaged and of removed checkpoints.
-  bool removals_known_ = false;                            // It has them.
   absl::Status over_;                                      // Not OK: one of them has ended, by this.
   absl::Status root_error_;                                // Not OK: the run waits, because of this.
   std::optional<Instant> bind_again_;                      // If that may change.
@@ -237,25 +229,7 @@ class NodesRun : public Authority, public NodesReading {
   std::optional<Instant> hangs_since_;  // While this node is no candidate.
   Instant last_hang_{};                 // When the last one was over.
 
-  // What etcd calls committed, or a scan has shown, and is not being removed: tags by sequence. And since
-  // when the newest of them has been missing in the root, as this node sees it.
-  std::map<int64_t, std::string> known_;
-  std::shared_ptr<const std::set<int64_t>> listed_;  // Of known_; null: not made since that has changed.
-  std::optional<std::pair<int64_t, Instant>> missing_;
-  std::map<int64_t, std::string> shown_;  // What this node has offered last: tags by sequence.
-  // Checkpoints whose removal has been decided, as any registration has learned, by sequence; until the
-  // decision is over, and for as long after that as this node may see the directory still.
-  struct Removal {
-    ledger::v1::Evicting decision;
-    std::string value;  // Of its key.
-    std::string tag;    // Empty: not known.
-    std::optional<Instant> over_since;
-    bool hidden = false;  // A scan has shown the checkpoint.
-  };
-  std::map<int64_t, Removal> evicting_;
-  // The decisions that are over.
-  const std::shared_ptr<EndedRemovals> ended_removals_ = std::make_shared<EndedRemovals>();
-  int64_t highest_evicted_ = 0;                                        // By retention.
+  CheckpointList list_;
   std::vector<std::pair<Instant, absl::AnyInvocable<void()>>> looks_;  // That wait for their time.
 
   std::map<SaveId, Saving> savings_;

@@ -167,7 +167,7 @@ SharedSaves::Hooks NodesRun::SavesHooks() {
           .failed = [this](const SaveName& name, const absl::Status& why) { OnFailed(IdOf(name), why); },
           .other_committed =
               [this](const SharedSave& save) {
-                SawCommitted(save.sequence, save.state);
+                list_.OnCommitted(save.sequence, save.state.tag());
                 hooks_.root_changed();
               },
           .newest_committed =
@@ -201,8 +201,7 @@ void NodesRun::OnChanged(const SaveId& save, const SharedSave& state) {
       decision.phase = Decision::kPublishing;
       break;
     case SaveState::COMMITTED:
-      SawCommitted(state.sequence, state.state);
-      shown_[state.sequence] = state.state.tag();
+      list_.OnCommittedHere(state.sequence, state.state.tag());
       decision.phase = Decision::kCommitted;
       break;
     case SaveState::ENDED:

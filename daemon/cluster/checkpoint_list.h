@@ -1,0 +1,98 @@
+// The checkpoints that this node lists in the root of a run that several nodes share.
+#ifndef CKPTD_DAEMON_CLUSTER_CHECKPOINT_LIST_H_
+#define CKPTD_DAEMON_CLUSTER_CHECKPOINT_LIST_H_
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+
+#include "ckptd/ledger/v1/ledger.pb.h"
+#include "daemon/engine/seams/root_io.h"
+#include "daemon/ledger/keys/ended_removals.h"
+#include "storage/base/clock.h"
+
+namespace ckptd {
+
+// Joins what a scan of the root shows, what etcd calls committed, and which removals are decided: this node
+// may see an old state of the root, and is told of each of the three at another time. Lives over all
+// registrations of the node. Used on one thread.
+class CheckpointList {
+ public:
+  // A checkpoint whose removal is decided, until that decision is over and this node cannot see the directory
+  // any more.
+  struct Removal {
+    ledger::v1::Evicting decision;
+    std::string value;  // Of its key.
+    std::string tag;    // Empty: not known.
+    std::optional<Instant> over_since;
+    bool hidden = false;  // A scan has shown the checkpoint, and the list leaves it out.
+  };
+  struct Hooks {
+    // The state of a save, as etcd has shown it to this registration; nullopt: not yet.
+    std::function<std::optional<ledger::v1::SaveState>(int64_t sequence)> save_state;
+    std::function<void(int64_t sequence)> removed;  // As those of Authority::Hooks.
+    std::function<void(const std::string& message)> noticed;
+    std::function<void()> root_changed;
+  };
+  CheckpointList(Clock* clock, Hooks hooks) : clock_(clock), hooks_(std::move(hooks)) {}
+
+  // ---- etcd
+
+  // A save of this sequence is a checkpoint.
+  void OnCommitted(int64_t sequence, const std::string& tag);
+  // Likewise, and the engine of this node lists it from now on.
+  void OnCommittedHere(int64_t sequence, const std::string& tag);
+  // The key LedgerKeys::Evicting of this sequence holds `value`.
+  void OnRemoval(int64_t sequence, const std::string& value);
+  // Etcd has shown all such keys to this registration.
+  void OnRemovalsKnown() { removals_known_ = true; }
+  // The registration is over: the next one is shown them anew.
+  void OnRegistrationEnded() { removals_known_ = false; }
+  void OnTick();  // Call it several times a second.
+
+  // ---- scans
+
+  // Whether the scan lacks a checkpoint that this node ought to see, because names may be stale. `begun`:
+  // when the scan began. False once names are stale no longer: another program has taken the checkpoint away.
+  bool IsOld(const RootSnapshot& root, Instant begun);
+  // Takes the checkpoints whose removal is decided out of `root`, and sets root->leaving.
+  void Apply(RootSnapshot* root);
+
+  // ---- what others ask
+
+  bool IsBeingRemoved(int64_t sequence) const { return removals_.contains(sequence); }
+  const std::map<int64_t, Removal>& removals() const { return removals_; }
+  // The checkpoints that retention may count, as this node knows it: others may be removed without this node
+  // knowing of it.
+  std::shared_ptr<const std::set<int64_t>> sequences();
+  std::shared_ptr<const EndedRemovals> ended_removals() const { return ended_removals_; }
+
+ private:
+  void KeepKnown(RootSnapshot* root) const;
+  void TakeOutRemoved(RootSnapshot* root);
+  void NoticePutBack(const RootSnapshot& root);
+  int64_t LastReplacing() const;
+  std::optional<bool> HasReplaced(int64_t sequence) const;
+  int64_t MissingIn(const RootSnapshot& root) const;
+
+  Clock* const clock_;
+  const Hooks hooks_;
+  // What etcd calls committed, or a scan has shown, and is not being removed: tags by sequence. And since
+  // when the newest of them has been missing in the root, as this node sees it.
+  std::map<int64_t, std::string> known_;
+  std::optional<std::pair<int64_t, Instant>> missing_;
+  std::shared_ptr<const std::set<int64_t>> sequences_;  // Of known_; null: not made since that has changed.
+  std::map<int64_t, std::string> shown_;                // What Apply left of the last scan: tags by sequence.
+  std::map<int64_t, Removal> removals_;                 // By sequence, as any registration was told.
+  bool removals_known_ = false;
+  const std::shared_ptr<EndedRemovals> ended_removals_ = std::make_shared<EndedRemovals>();
+  int64_t highest_evicted_ = 0;  // The highest sequence that retention has removed.
+};
+
+}  // namespace ckptd
+#endif  // CKPTD_DAEMON_CLUSTER_CHECKPOINT_LIST_H_
