@@ -31,10 +31,26 @@ NodesRun::NodesRun(Etcd* etcd, Clock* clock, SharedFilesIo* files, Options optio
       clock_(clock),
       files_(files),
       options_(std::move(options)),
-      list_(clock, {.save_state =
-                        [this](int64_t sequence) {
-                          return saves_ == nullptr ? std::nullopt : saves_->Shown(sequence);
-                        },
+      saves_(etcd, clock,
+             {.run = options_.path,
+              .post = options_.post,
+              .why_unregistered = [this] { return WhyUnregistered(); },
+              .check_use = [this] { return CheckUse(); }},
+             {.changed = [this](const SaveId& save,
+                                const Decision& decision) { hooks_.changed(save, decision); },
+              .failed = [this](const SaveId& save, const absl::Status& why) { hooks_.failed(save, why); },
+              .released = [this](const SaveId& save) { hooks_.released(save); },
+              .committed =
+                  [this](const SharedSave& save) { list_.OnCommittedHere(save.sequence, save.state.tag()); },
+              .other_committed =
+                  [this](const SharedSave& save) {
+                    list_.OnCommitted(save.sequence, save.state.tag());
+                    hooks_.root_changed();
+                  },
+              .newest_committed = [this](const SharedSave& save) { OnNewestCommitted(save); },
+              .lost = [this](const absl::Status& why) { over_ = why; },
+              .moved_in = [this] { hooks_.root_changed(); }}),
+      list_(clock, {.save_state = [this](int64_t sequence) { return saves_.Shown(sequence); },
                     .removed = [this](int64_t sequence) { hooks_.removed(sequence); },
                     .noticed = [this](const std::string& message) { hooks_.noticed(message); },
                     .root_changed = [this] { hooks_.root_changed(); }}) {}
@@ -43,7 +59,7 @@ NodesRun::NodesRun(Etcd* etcd, Clock* clock, SharedFilesIo* files, Options optio
 NodesRun::~NodesRun() {
   callbacks_.End();
   DropLeadership();
-  saves_ = nullptr;
+  saves_.EndRegistration();
 }
 
 // ---- registrations
@@ -110,7 +126,7 @@ void NodesRun::SetNode(const NodeIdentity* node) {
                   absl::StrCat("this node's registration in etcd was lost; run ", options_.path,
                                " waits for the next one", why.ok() ? "" : ": ", std::string(why.message()))));
   }
-  if (started_ && had) FailUnsealed();
+  if (started_ && had) saves_.FailUnsealed();
   if (started_ && node_) BeginRegistration();
 }
 
@@ -148,7 +164,7 @@ void NodesRun::GoOnWithRegistration() {
   election_->SetWilling(!hangs_since_);
   election_->Start();
   condemned_->Start();
-  StartSaves();
+  saves_.BeginRegistration(prefix_, *node_);
 }
 
 void NodesRun::EndRegistration() {
@@ -159,7 +175,7 @@ void NodesRun::EndRegistration() {
   uses_ = nullptr;
   bind_again_.reset();
   list_.OnRegistrationEnded();
-  saves_ = nullptr;
+  saves_.EndRegistration();
   over_ = absl::OkStatus();
   if (ledger_ == nullptr) return;
   ledger_->SetNode(nullptr);
@@ -185,7 +201,7 @@ void NodesRun::BindRoot() {
                    {UsesOfOwner(), true}};
     swap.held = {node_->Held()};
     swap.decide = [keys, refused, run = root_.id, here = RootOf(root_), newest = newest_, known = highest_,
-                   term = highest_term_, attempt = highest_attempt_, is_registering = saves_ == nullptr,
+                   term = highest_term_, attempt = highest_attempt_, is_registering = !saves_.registered(),
                    bound = options_.bound, uses = UsesOfOwner()](
                       const CompareAndSwap::Found& found) -> std::vector<etcdserverpb::RequestOp> {
       *refused = CheckRunRoot(run, here, found[1]);
@@ -231,7 +247,7 @@ void NodesRun::BindRoot() {
   calls_->Ask<absl::Status>("about the root of", Instant::max(), bind,
                             [this, refused](const absl::Status& bound) {
                               if (!bound.ok()) over_ = bound;
-                              if (!bound.ok() || !node_ || saves_ != nullptr) return;
+                              if (!bound.ok() || !node_ || saves_.registered()) return;
                               if (!refused->ok()) return RootRefused(*refused);
                               root_error_ = absl::OkStatus();
                               GoOnWithRegistration();
@@ -286,13 +302,7 @@ void NodesRun::OnTick() {
     calls_->SetRegistered(true);
     BindRoot();
   }
-  if (saves_ != nullptr) {
-    SkipWhereFilesHang();
-    saves_->OnTick();
-  } else {
-    ExpireWithoutRegistration();
-  }
-  FollowLastSaves();
+  saves_.OnTick(coordinator_.get());
 }
 
 // ---- files
@@ -441,6 +451,12 @@ void NodesRun::SettleSave(const std::string& tag, bool is_checkpoint,
   later(NotCoordinator("settle its saves", options_.path));
 }
 
+void NodesRun::OnNewestCommitted(const SharedSave& save) {
+  std::optional<storage::v1::RetentionPolicy> retention;
+  if (save.state.has_retention()) retention = save.state.retention();
+  hooks_.newest_committed(save.sequence, retention);
+}
+
 void NodesRun::OnCheckpointKeys(const std::vector<std::string>& changed) {
   const LedgerKeys keys(prefix_);
   for (const std::string& key : changed) {
@@ -464,8 +480,8 @@ void NodesRun::ApplyDecided(RootSnapshot* root) {
   half_removed_ = root->half_removed;
   list_.Apply(root);
   // A checkpoint was moved in: saves that begin and attempts that join from now on come after it.
-  if (saves_ != nullptr &&
-      (highest_attempt_ > bound_attempt_ || (newest_ > bound_through_ && !saves_->Shown(newest_))))
+  if (saves_.registered() &&
+      (highest_attempt_ > bound_attempt_ || (newest_ > bound_through_ && !saves_.Shown(newest_))))
     BindRoot();
   EndRemovals();
 }

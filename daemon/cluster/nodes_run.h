@@ -25,9 +25,9 @@
 #include "daemon/cluster/node/nodes_ledger.h"
 #include "daemon/cluster/node/nodes_resume.h"
 #include "daemon/cluster/node/reader_keys.h"
-#include "daemon/cluster/node/shared_saves.h"
 #include "daemon/cluster/node/use_counter.h"
 #include "daemon/cluster/nodes_root_io.h"
+#include "daemon/cluster/saves_over_registrations.h"
 #include "daemon/engine/seams/authority.h"
 #include "daemon/engine/seams/shared_files_io.h"
 #include "daemon/etcd/backoff.h"
@@ -71,15 +71,17 @@ class NodesRun : public Authority, public NodesReading {
   // nodes, which would else wait for its next daemon. `ended` runs when etcd says that all have ended, or at
   // the deadline; never if this object is destroyed before. Call it once, before Resign: perhaps this node
   // decides that itself.
-  void EndSaves(Instant deadline, absl::AnyInvocable<void()> ended);
+  void EndSaves(Instant deadline, absl::AnyInvocable<void()> ended) {
+    saves_.EndAll(deadline, std::move(ended));
+  }
   // Steps down, if this node leads, and is no candidate any more.
   void Resign(absl::AnyInvocable<void(absl::Status)> resigned);
   const std::string& path() const { return options_.path; }
   std::string coordinator() const { return coordinator_name_; }  // Its node; empty: not known.
   // For messages: what the save waits for, on which nodes. Empty if nothing is known of it.
-  std::string WaitsFor(const SaveId& save) const;
+  std::string WaitsFor(const SaveId& save) const { return saves_.WaitsFor(save, coordinator_.get()); }
   // That have begun here, and whose end is not known.
-  std::vector<SaveId> UnfinishedSaves() const;
+  std::vector<SaveId> UnfinishedSaves() const { return saves_.Unfinished(); }
 
   // ---- NodesReading
   void CheckRoot(const SharedFilesIo::RunOfRoot& root, Callback<absl::Status> checked) override;
@@ -102,12 +104,16 @@ class NodesRun : public Authority, public NodesReading {
   Ledger* ledger() override { return ledger_.get(); }  // Once the root is open.
   bool coordinates() const override { return coordinator_ != nullptr && !coordinator_over_; }
   bool may_close() const override;
-  void Begin(const SaveId& save, Instant admission_deadline, const std::vector<int>& ranks) override;
-  void SkipAfter(const SaveId& save, Duration silence) override;
-  void Accept(const SaveId& save, const std::optional<storage::v1::RetentionPolicy>& retention) override;
-  void Fail(const SaveId& save, const absl::Status& why) override;
-  void Sealed(const SaveId& save) override;
-  void Durable(const SaveId& save, const std::string& digest) override;
+  void Begin(const SaveId& save, Instant admission_deadline, const std::vector<int>& ranks) override {
+    saves_.Begin(save, admission_deadline, ranks);
+  }
+  void SkipAfter(const SaveId& save, Duration silence) override { saves_.SkipAfter(save, silence); }
+  void Accept(const SaveId& save, const std::optional<storage::v1::RetentionPolicy>& retention) override {
+    saves_.Accept(save, retention);
+  }
+  void Fail(const SaveId& save, const absl::Status& why) override { saves_.Fail(save, why); }
+  void Sealed(const SaveId& save) override { saves_.Sealed(save); }
+  void Durable(const SaveId& save, const std::string& digest) override { saves_.Durable(save, digest); }
   void OpenPart(InflightId64 id, const std::string& tag, int64_t sequence, const std::string& inflight,
                 int64_t manifest_bytes, Callback<absl::Status> done) override;
   void FinishPart(InflightId64 id, std::vector<storage::v1::PartRecord> parts,
@@ -135,23 +141,6 @@ class NodesRun : public Authority, public NodesReading {
   // the first again when nothing has hung for as long as the second.
   static constexpr Duration kHang = std::chrono::minutes(1), kLongestHang = std::chrono::hours(1);
 
-  // A save that has begun here and has not ended, over all registrations.
-  struct Saving {
-    Instant deadline;
-    std::vector<int> ranks;              // As those of Begin.
-    std::optional<Duration> skip_after;  // As that of SkipAfter.
-    std::optional<Instant> unregistered_since;
-    bool accepted = false, sealed = false;
-    std::optional<storage::v1::RetentionPolicy> retention;  // As that of Accept.
-    bool admitted = false;                                  // The engine was told so.
-    bool told_sealed = false;
-    absl::Status given_up;  // Not OK: the engine was told that it fails, by this.
-    bool released = false;  // And that its memory is its own again.
-    std::string digest;     // Not empty: durable.
-    std::optional<absl::Status> failed;
-  };
-
-  // nodes_run.cc
   absl::Status WhyUnregistered() const;
   std::string UsesOfOwner() const { return UsesOf(options_.cluster_prefix, root_.uid); }
   absl::Status CheckUse() const;
@@ -167,24 +156,11 @@ class NodesRun : public Authority, public NodesReading {
   void FollowFileSystem();
   void DropLeadership();
   void EndRemovals();
+  void OnNewestCommitted(const SharedSave& save);
   void OnCheckpointKeys(const std::vector<std::string>& keys);
   void ListUnsettled(int64_t attempt, LedgerCalls::Answer<absl::Status> done);
   bool IsUnderWay(int64_t sequence) const;
   void TakeLooks();
-
-  // nodes_run_saves.cc
-  void FailUnsealed();
-  void StartSaves();
-  void Refuse(const SaveId& save, const absl::Status& why);
-  void TellAgain(const SaveId& save);
-  void Continue(const SaveId& save, const Saving& saving);
-  SharedSaves::Hooks SavesHooks();
-  void OnChanged(const SaveId& save, const SharedSave& state);
-  void OnFailed(const SaveId& save, const absl::Status& why);
-  void OnReleased(const SaveId& save);
-  void ExpireWithoutRegistration();
-  void FollowLastSaves();
-  void SkipWhereFilesHang();
 
   Etcd* const etcd_;
   Clock* const clock_;
@@ -209,7 +185,6 @@ class NodesRun : public Authority, public NodesReading {
   std::unique_ptr<DamageKeys> damages_;
 
   // Of the present registration.
-  std::unique_ptr<SharedSaves> saves_;
   std::unique_ptr<RunCoordinator> election_;
   std::unique_ptr<EtcdMirror> condemned_;                  // The keys of damaged and of removed checkpoints.
   absl::Status over_;                                      // Not OK: one of them has ended, by this.
@@ -229,12 +204,10 @@ class NodesRun : public Authority, public NodesReading {
   std::optional<Instant> hangs_since_;  // While this node is no candidate.
   Instant last_hang_{};                 // When the last one was over.
 
+  SavesOverRegistrations saves_;
   CheckpointList list_;
   std::vector<std::pair<Instant, absl::AnyInvocable<void()>>> looks_;  // That wait for their time.
 
-  std::map<SaveId, Saving> savings_;
-  absl::AnyInvocable<void()> saves_ended_;  // Of EndSaves; null: it was not called, or was answered.
-  Instant end_saves_by_{};
   std::vector<HalfRemoved> half_removed_;
   CallbackScope callbacks_;
 };

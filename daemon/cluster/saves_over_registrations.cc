@@ -1,5 +1,5 @@
-// The saves of a run that several nodes share: what the engine says of its parts, over all registrations of
-// this node.
+#include "daemon/cluster/saves_over_registrations.h"
+
 #include <algorithm>
 #include <chrono>
 #include <map>
@@ -10,7 +10,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "daemon/cluster/node/node_save.h"
-#include "daemon/cluster/nodes_run.h"
 #include "daemon/etcd/etcd_errors.h"
 #include "daemon/ledger/keys/ledger_reasons.h"
 #include "daemon/ledger/save/save_end.h"
@@ -20,6 +19,7 @@
 namespace ckptd {
 
 using ledger::v1::SaveState;
+using Decision = Authority::Decision;
 
 namespace {
 
@@ -56,19 +56,20 @@ absl::Status LostInMemory(const absl::Status& why) {
 
 }  // namespace
 
-// ---- what the engine says
+// ---- requests of the engine
 
-void NodesRun::Begin(const SaveId& save, Instant admission_deadline, const std::vector<int>& ranks) {
+void SavesOverRegistrations::Begin(const SaveId& save, Instant admission_deadline,
+                                   const std::vector<int>& ranks) {
   const auto [saving, is_new] = savings_.try_emplace(save);
   if (!is_new && !saving->second.given_up.ok()) return TellAgain(save);
   if (!is_new) return;
-  if (const absl::Status use = CheckUse(); !use.ok()) return Refuse(save, use);
+  if (const absl::Status use = options_.check_use(); !use.ok()) return Refuse(save, use);
   saving->second.deadline = admission_deadline;
   saving->second.ranks = ranks;
   if (saves_ != nullptr) saves_->Begin(NameOf(save), admission_deadline, ranks);
 }
 
-void NodesRun::SkipAfter(const SaveId& save, Duration silence) {
+void SavesOverRegistrations::SkipAfter(const SaveId& save, Duration silence) {
   const auto saving = savings_.find(save);
   if (saving == savings_.end()) return;
   saving->second.skip_after = silence;
@@ -76,7 +77,7 @@ void NodesRun::SkipAfter(const SaveId& save, Duration silence) {
 }
 
 // Etcd is not told of it. The engine may have promised the memory for it before it is told.
-void NodesRun::Refuse(const SaveId& save, const absl::Status& why) {
+void SavesOverRegistrations::Refuse(const SaveId& save, const absl::Status& why) {
   savings_.at(save).given_up = why;
   options_.post(callbacks_.Guard([this, save, why] {
     hooks_.failed(save, why);
@@ -85,12 +86,13 @@ void NodesRun::Refuse(const SaveId& save, const absl::Status& why) {
 }
 
 // A rank that begins it later is told the same.
-void NodesRun::TellAgain(const SaveId& save) {
+void SavesOverRegistrations::TellAgain(const SaveId& save) {
   options_.post(
       callbacks_.Guard([this, save, why = savings_.at(save).given_up] { hooks_.failed(save, why); }));
 }
 
-void NodesRun::Accept(const SaveId& save, const std::optional<storage::v1::RetentionPolicy>& retention) {
+void SavesOverRegistrations::Accept(const SaveId& save,
+                                    const std::optional<storage::v1::RetentionPolicy>& retention) {
   const auto saving = savings_.find(save);
   if (saving == savings_.end()) return;
   saving->second.accepted = true;
@@ -98,61 +100,61 @@ void NodesRun::Accept(const SaveId& save, const std::optional<storage::v1::Reten
   if (saves_ != nullptr) saves_->Accept(NameOf(save), retention);
 }
 
-void NodesRun::Fail(const SaveId& save, const absl::Status& why) {
+void SavesOverRegistrations::Fail(const SaveId& save, const absl::Status& why) {
   const auto saving = savings_.find(save);
   if (saving == savings_.end() || saving->second.failed) return;
   saving->second.failed = why;
   if (saves_ != nullptr) saves_->Fail(NameOf(save), why);
 }
 
-void NodesRun::Sealed(const SaveId& save) {
+void SavesOverRegistrations::Sealed(const SaveId& save) {
   const auto saving = savings_.find(save);
   if (saving == savings_.end()) return;
   saving->second.sealed = true;
   if (saves_ != nullptr) saves_->Sealed(NameOf(save));
 }
 
-void NodesRun::Durable(const SaveId& save, const std::string& digest) {
+void SavesOverRegistrations::Durable(const SaveId& save, const std::string& digest) {
   const auto saving = savings_.find(save);
   if (saving == savings_.end()) return;
   saving->second.digest = digest;
   if (saves_ != nullptr) saves_->Durable(NameOf(save), digest);
 }
 
-void NodesRun::EndSaves(Instant deadline, absl::AnyInvocable<void()> ended) {
+void SavesOverRegistrations::EndAll(Instant deadline, absl::AnyInvocable<void()> ended) {
   if (saves_ == nullptr) return ended();  // The other nodes cannot be told.
-  const absl::Status why = NodeEnds(node_->name);
+  const absl::Status why = NodeEnds(node_name_);
   for (const auto& [save, saving] : savings_) {
     if (saving.digest.empty() && saving.given_up.ok()) Fail(save, why);
   }
-  saves_ended_ = std::move(ended);
-  end_saves_by_ = deadline;
+  all_ended_ = std::move(ended);
+  end_all_by_ = deadline;
 }
 
-void NodesRun::FollowLastSaves() {
-  if (saves_ended_ == nullptr) return;
+void SavesOverRegistrations::FollowEndOfAll() {
+  if (all_ended_ == nullptr) return;
   const bool waits = std::any_of(savings_.begin(), savings_.end(), [](const auto& saving) {
     return saving.second.digest.empty() && saving.second.given_up.ok();
   });
-  if (!waits || clock_->Now() >= end_saves_by_) std::exchange(saves_ended_, nullptr)();
+  if (!waits || clock_->Now() >= end_all_by_) std::exchange(all_ended_, nullptr)();
 }
 
-std::string NodesRun::WaitsFor(const SaveId& save) const {
+std::string SavesOverRegistrations::WaitsFor(const SaveId& save, const SaveCoordinator* coordinator) const {
   if (!savings_.contains(save)) return "";
   if (saves_ == nullptr) {
-    const absl::Status why = WhyUnregistered();
+    const absl::Status why = options_.why_unregistered();
     return why.ok() ? "this node to be registered in etcd"
                     : absl::StrCat("etcd: ", std::string(why.message()));
   }
   const std::string what = saves_->WaitsFor(NameOf(save));
-  if (coordinator_ == nullptr || what.empty()) return what;
-  const std::vector<std::string> missed = coordinator_->MissedNodes(save.attempt, save.tag, save.ordinal);
+  if (coordinator == nullptr || what.empty()) return what;
+  const std::vector<std::string> missed = coordinator->MissedNodes(save.attempt, save.tag, save.ordinal);
   if (!missed.empty()) return absl::StrCat(what, " (missing: node ", absl::StrJoin(missed, ", node "), ")");
-  const std::string obstacle = coordinator_->Obstacle();
+  const std::string obstacle = coordinator->Obstacle();
   return obstacle.empty() ? what : absl::StrCat(what, "; this node, which coordinates, waits for ", obstacle);
 }
 
-std::vector<SaveId> NodesRun::UnfinishedSaves() const {
+std::vector<SaveId> SavesOverRegistrations::Unfinished() const {
   std::vector<SaveId> unfinished;
   for (const auto& [save, saving] : savings_) {
     if (saving.given_up.ok()) unfinished.push_back(save);
@@ -160,27 +162,18 @@ std::vector<SaveId> NodesRun::UnfinishedSaves() const {
   return unfinished;
 }
 
-// ---- what etcd says
+// ---- decisions of etcd
 
-SharedSaves::Hooks NodesRun::SavesHooks() {
+SharedSaves::Hooks SavesOverRegistrations::SavesHooks() {
   return {.changed = [this](const SaveName& name, const SharedSave& state) { OnChanged(IdOf(name), state); },
           .failed = [this](const SaveName& name, const absl::Status& why) { OnFailed(IdOf(name), why); },
-          .other_committed =
-              [this](const SharedSave& save) {
-                list_.OnCommitted(save.sequence, save.state.tag());
-                hooks_.root_changed();
-              },
-          .newest_committed =
-              [this](const SharedSave& save) {
-                std::optional<storage::v1::RetentionPolicy> retention;
-                if (save.state.has_retention()) retention = save.state.retention();
-                hooks_.newest_committed(save.sequence, retention);
-              },
+          .other_committed = hooks_.other_committed,
+          .newest_committed = hooks_.newest_committed,
           .released = [this](const SaveName& name) { OnReleased(IdOf(name)); },
-          .lost = [this](const absl::Status& why) { over_ = why; }};
+          .lost = hooks_.lost};
 }
 
-void NodesRun::OnChanged(const SaveId& save, const SharedSave& state) {
+void SavesOverRegistrations::OnChanged(const SaveId& save, const SharedSave& state) {
   const auto found = savings_.find(save);
   if (found == savings_.end() || !found->second.given_up.ok()) return;
   Saving& saving = found->second;
@@ -201,7 +194,7 @@ void NodesRun::OnChanged(const SaveId& save, const SharedSave& state) {
       decision.phase = Decision::kPublishing;
       break;
     case SaveState::COMMITTED:
-      list_.OnCommittedHere(state.sequence, state.state.tag());
+      hooks_.committed(state);
       decision.phase = Decision::kCommitted;
       break;
     case SaveState::ENDED:
@@ -214,10 +207,10 @@ void NodesRun::OnChanged(const SaveId& save, const SharedSave& state) {
   }
   if (HasEnded(state.state)) savings_.erase(found);
   hooks_.changed(save, decision);
-  if (state.state.moved_in() != 0) hooks_.root_changed();
+  if (state.state.moved_in() != 0) hooks_.moved_in();
 }
 
-void NodesRun::OnFailed(const SaveId& save, const absl::Status& why) {
+void SavesOverRegistrations::OnFailed(const SaveId& save, const absl::Status& why) {
   const auto found = savings_.find(save);
   if (found == savings_.end() || !found->second.given_up.ok()) return;
   found->second.given_up = why;
@@ -226,7 +219,7 @@ void NodesRun::OnFailed(const SaveId& save, const absl::Status& why) {
 }
 
 // A later registration may be told again.
-void NodesRun::OnReleased(const SaveId& save) {
+void SavesOverRegistrations::OnReleased(const SaveId& save) {
   const auto found = savings_.find(save);
   if (found == savings_.end() || std::exchange(found->second.released, true)) return;
   if (!found->second.given_up.ok()) savings_.erase(found);
@@ -237,18 +230,19 @@ void NodesRun::OnReleased(const SaveId& save) {
 
 // A rank must not copy into a save that cannot become a checkpoint any more, however long the next
 // registration takes.
-void NodesRun::FailUnsealed() {
+void SavesOverRegistrations::FailUnsealed() {
   std::vector<SaveId> lost;
   for (const auto& [save, saving] : savings_) {
     if (saving.admitted && !saving.sealed && !saving.failed && saving.given_up.ok()) lost.push_back(save);
   }
-  const absl::Status why = WhyUnregistered();
+  const absl::Status why = options_.why_unregistered();
   for (const SaveId& save : lost) OnFailed(save, LostInMemory(why));
 }
 
-void NodesRun::StartSaves() {
+void SavesOverRegistrations::BeginRegistration(const std::string& prefix, const NodeIdentity& node) {
+  node_name_ = node.name;
   saves_ = std::make_unique<SharedSaves>(
-      etcd_, clock_, SharedSaves::Options{prefix_, *node_, options_.path, options_.post}, SavesHooks());
+      etcd_, clock_, SharedSaves::Options{prefix, node, options_.run, options_.post}, SavesHooks());
   saves_->Start();
   // A hook may end or add some.
   std::vector<SaveId> given_up;
@@ -265,7 +259,7 @@ void NodesRun::StartSaves() {
   for (const SaveId& save : given_up) OnReleased(save);
 }
 
-void NodesRun::Continue(const SaveId& save, const Saving& saving) {
+void SavesOverRegistrations::Continue(const SaveId& save, const Saving& saving) {
   const SaveName name = NameOf(save);
   const bool durable = !saving.digest.empty();
   // What is durable may be a checkpoint by now, also if this node has asked to end it: it has no deadline.
@@ -281,11 +275,21 @@ void NodesRun::Continue(const SaveId& save, const Saving& saving) {
   if (saving.accepted) saves_->Accept(name, saving.retention);
 }
 
+void SavesOverRegistrations::OnTick(const SaveCoordinator* coordinator) {
+  if (saves_ != nullptr) {
+    if (coordinator != nullptr) SkipWhereFilesHang(*coordinator);
+    saves_->OnTick();
+  } else {
+    ExpireWithoutRegistration();
+  }
+  FollowEndOfAll();
+}
+
 // SharedSaves does that while there is a registration.
-void NodesRun::ExpireWithoutRegistration() {
+void SavesOverRegistrations::ExpireWithoutRegistration() {
   const Instant now = clock_->Now();
   std::vector<std::pair<SaveId, absl::Status>> over;
-  const absl::Status why = WhyUnregistered();
+  const absl::Status why = options_.why_unregistered();
   for (auto& [save, saving] : savings_) {
     if (saving.admitted || saving.sealed || !saving.given_up.ok()) continue;
     if (!saving.unregistered_since) saving.unregistered_since = now;
@@ -302,16 +306,15 @@ void NodesRun::ExpireWithoutRegistration() {
 }
 
 // All nodes would wait for the directory that this one makes as the coordinator.
-void NodesRun::SkipWhereFilesHang() {
-  if (coordinator_ == nullptr) return;
+void SavesOverRegistrations::SkipWhereFilesHang(const SaveCoordinator& coordinator) {
   const Instant now = clock_->Now();
   for (const auto& [save, saving] : savings_) {
     if (!saving.skip_after || saving.admitted || saving.failed || !saving.given_up.ok()) continue;
     const std::optional<Instant> since =
-        coordinator_->DirectoryAwaitedSince(save.attempt, save.tag, save.ordinal);
+        coordinator.DirectoryAwaitedSince(save.attempt, save.tag, save.ordinal);
     if (!since || now - *since < *saving.skip_after) continue;
-    Fail(save, Skipped(absl::StrCat("the file system of node \"", node_->name, "\", which coordinates ",
-                                    options_.path, ", has not made the directory of the save for ",
+    Fail(save, Skipped(absl::StrCat("the file system of node \"", node_name_, "\", which coordinates ",
+                                    options_.run, ", has not made the directory of the save for ",
                                     *saving.skip_after / std::chrono::seconds(1), " s")));
   }
 }
