@@ -150,7 +150,7 @@ void CheckpointList::NoticePutBack(const RootSnapshot& root) {
   }
 }
 
-bool CheckpointList::IsOld(const RootSnapshot& root, Instant begun) {
+bool CheckpointList::IsStale(const RootSnapshot& root, Instant begun) {
   const int64_t missing = MissingIn(root);
   if (missing == 0) {
     missing_.reset();

@@ -59,7 +59,7 @@ class CheckpointList {
 
   // Whether the scan lacks a checkpoint that this node ought to see, because names may be stale. `begun`:
   // when the scan began. False once names are stale no longer: another program has taken the checkpoint away.
-  bool IsOld(const RootSnapshot& root, Instant begun);
+  bool IsStale(const RootSnapshot& root, Instant begun);
   // Takes the checkpoints whose removal is decided out of `root`, and sets root->leaving.
   void Apply(RootSnapshot* root);
 

@@ -40,8 +40,8 @@ void NodesRootIo::Look(Callback<absl::StatusOr<RootSnapshot>> done) {
   files_.Rescan(callbacks_.Guard(
       [this, begun = nodes_->Now(), done = std::move(done)](absl::StatusOr<RootSnapshot> root) mutable {
         if (!root.ok()) return done(std::move(root));
-        if (nodes_->IsOld(*root, begun))
-          return nodes_->LookAgain(
+        if (nodes_->IsStale(*root, begun))
+          return nodes_->CallLater(
               callbacks_.Guard([this, done = std::move(done)]() mutable { Look(std::move(done)); }));
         nodes_->ApplyDecided(&*root);
         done(std::move(root));

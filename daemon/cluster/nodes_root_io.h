@@ -32,10 +32,10 @@ class NodesReading {
   // Whether the scan lacks a checkpoint that etcd calls committed, because names may be stale: scan again
   // then. `begun`: when the scan began, by Now(). False for a scan that began when names were stale no
   // longer: another program has taken the checkpoint away.
-  virtual bool IsOld(const RootSnapshot& root, Instant begun) = 0;
+  virtual bool IsStale(const RootSnapshot& root, Instant begun) = 0;
   virtual Instant Now() const = 0;
   // Runs `look` a little later.
-  virtual void LookAgain(absl::AnyInvocable<void()> look) = 0;
+  virtual void CallLater(absl::AnyInvocable<void()> look) = 0;
   // As ReaderKeys::Acquire.
   virtual void AcquireReader(int64_t sequence, Callback<absl::Status> acquired) = 0;
   // Called between the OK of AcquireReader and the release. OK: no removal of the checkpoint has been

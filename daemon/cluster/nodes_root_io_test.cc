@@ -17,9 +17,9 @@ class ReadingNodes : public NodesReading {
   void CheckRoot(const SharedFilesIo::RunOfRoot&, Callback<absl::Status> checked) override { checked(root); }
   void Opened(const SharedFilesIo::RunOfRoot&) override { ++opened; }
   void ApplyDecided(RootSnapshot*) override {}
-  bool IsOld(const RootSnapshot&, Instant) override { return false; }
+  bool IsStale(const RootSnapshot&, Instant) override { return false; }
   Instant Now() const override { return Instant(); }
-  void LookAgain(absl::AnyInvocable<void()>) override {}
+  void CallLater(absl::AnyInvocable<void()>) override {}
   void AcquireReader(int64_t, Callback<absl::Status> acquired) override {
     acquired(answers.front());
     if (answers.front().ok()) ++readers;

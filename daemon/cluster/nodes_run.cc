@@ -287,7 +287,7 @@ void NodesRun::OnTick() {
   if (std::exchange(coordinator_over_, false)) DropLeadership();
   FollowFileSystem();
   if (election_ != nullptr) election_->OnTick();
-  TakeLooks();
+  RunDue();
   list_.OnTick();
   ledger_->OnTick();
   calls_->OnTick();
@@ -490,17 +490,17 @@ bool NodesRun::IsUnderWay(int64_t sequence) const {
   return evictions_ != nullptr && evictions_->IsUnderWay(sequence);
 }
 
-void NodesRun::LookAgain(absl::AnyInvocable<void()> look) {
-  looks_.emplace_back(clock_->Now() + kLookPause, std::move(look));
+void NodesRun::CallLater(absl::AnyInvocable<void()> look) {
+  later_.emplace_back(clock_->Now() + kLookPause, std::move(look));
 }
 
-void NodesRun::TakeLooks() {
+void NodesRun::RunDue() {
   const Instant now = clock_->Now();
   std::vector<absl::AnyInvocable<void()>> due;
-  for (auto& [at, look] : looks_) {
+  for (auto& [at, look] : later_) {
     if (now >= at) due.push_back(std::move(look));
   }
-  std::erase_if(looks_, [now](const auto& look) { return now >= look.first; });
+  std::erase_if(later_, [now](const auto& look) { return now >= look.first; });
   for (auto& look : due) look();
 }
 

@@ -87,9 +87,9 @@ class NodesRun : public Authority, public NodesReading {
   void CheckRoot(const SharedFilesIo::RunOfRoot& root, Callback<absl::Status> checked) override;
   void Opened(const SharedFilesIo::RunOfRoot& root) override;
   void ApplyDecided(RootSnapshot* root) override;
-  bool IsOld(const RootSnapshot& root, Instant begun) override { return list_.IsOld(root, begun); }
+  bool IsStale(const RootSnapshot& root, Instant begun) override { return list_.IsStale(root, begun); }
   Instant Now() const override { return clock_->Now(); }
-  void LookAgain(absl::AnyInvocable<void()> look) override;
+  void CallLater(absl::AnyInvocable<void()> look) override;
   void AcquireReader(int64_t sequence, Callback<absl::Status> acquired) override;
   void ConfirmReader(int64_t sequence, Callback<absl::Status> confirmed) override;
   bool WasRemoved(int64_t sequence) const override { return list_.ended_removals()->contains(sequence); }
@@ -160,7 +160,7 @@ class NodesRun : public Authority, public NodesReading {
   void OnCheckpointKeys(const std::vector<std::string>& keys);
   void ListUnsettled(int64_t attempt, LedgerCalls::Answer<absl::Status> done);
   bool IsUnderWay(int64_t sequence) const;
-  void TakeLooks();
+  void RunDue();
 
   Etcd* const etcd_;
   Clock* const clock_;
@@ -206,7 +206,7 @@ class NodesRun : public Authority, public NodesReading {
 
   SavesOverRegistrations saves_;
   CheckpointList list_;
-  std::vector<std::pair<Instant, absl::AnyInvocable<void()>>> looks_;  // That wait for their time.
+  std::vector<std::pair<Instant, absl::AnyInvocable<void()>>> later_;  // That wait for their time.
 
   std::vector<HalfRemoved> half_removed_;
   CallbackScope callbacks_;

@@ -61,7 +61,7 @@ absl::Status LostInMemory(const absl::Status& why) {
 void SavesOverRegistrations::Begin(const SaveId& save, Instant admission_deadline,
                                    const std::vector<int>& ranks) {
   const auto [saving, is_new] = savings_.try_emplace(save);
-  if (!is_new && !saving->second.given_up.ok()) return TellAgain(save);
+  if (!is_new && !saving->second.given_up.ok()) return RepeatFailure(save);
   if (!is_new) return;
   if (const absl::Status use = options_.check_use(); !use.ok()) return Refuse(save, use);
   saving->second.deadline = admission_deadline;
@@ -86,7 +86,7 @@ void SavesOverRegistrations::Refuse(const SaveId& save, const absl::Status& why)
 }
 
 // A rank that begins it later is told the same.
-void SavesOverRegistrations::TellAgain(const SaveId& save) {
+void SavesOverRegistrations::RepeatFailure(const SaveId& save) {
   options_.post(
       callbacks_.Guard([this, save, why = savings_.at(save).given_up] { hooks_.failed(save, why); }));
 }

@@ -105,7 +105,7 @@ class SavesOverRegistrations {
   };
 
   void Refuse(const SaveId& save, const absl::Status& why);
-  void TellAgain(const SaveId& save);
+  void RepeatFailure(const SaveId& save);
   void Continue(const SaveId& save, const Saving& saving);
   SharedSaves::Hooks SavesHooks();
   void OnChanged(const SaveId& save, const SharedSave& state);

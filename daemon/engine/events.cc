@@ -114,7 +114,7 @@ void Engine::Impl::OnUnknown(Save* save, const absl::Status& why) {
       {{"tag", save->key.tag}});
   run->read_only = true;
   tracker_.End(save, v1::INDETERMINATE);
-  scanner_.ScanAloud(run);
+  scanner_.ScanAndLog(run);
 }
 
 void Engine::Impl::OnReleasingMemory(Save* save) {

@@ -10,7 +10,7 @@
 namespace ckptd {
 namespace {
 
-constexpr int kMostBeginnings = 4;
+constexpr int kMaxRestarts = 4;
 
 struct Lister : std::enable_shared_from_this<Lister> {
   Etcd* etcd = nullptr;
@@ -18,7 +18,7 @@ struct Lister : std::enable_shared_from_this<Lister> {
   int64_t keys_per_page = 0;
   Etcd::Answer<EtcdListing> answer;
   EtcdListing found;
-  int beginnings = 1;
+  int restarts = 1;
 
   void NextPage() {
     etcdserverpb::RangeRequest request;
@@ -34,7 +34,7 @@ struct Lister : std::enable_shared_from_this<Lister> {
   }
 
   void OnPage(absl::StatusOr<etcdserverpb::RangeResponse> page) {
-    if (ReasonOf(page.status()) == ledger_reason::kCompacted && beginnings++ < kMostBeginnings) {
+    if (ReasonOf(page.status()) == ledger_reason::kCompacted && restarts++ < kMaxRestarts) {
       found = {};
       return NextPage();
     }

@@ -129,7 +129,7 @@ bool SimDisk::PutBack(uint64_t which) {
 }
 
 // The daemon makes .ckptd again, with the run's state that it remembers, before its next change.
-bool SimDisk::RemoveOurs() {
+bool SimDisk::RemoveCkptdFolder() {
   const bool has_something = !inflight_.empty() || !trash_.empty();
   for (const auto& dir : inflight_) {
     oracle_->Excuse(run_, dir.second.sequence);

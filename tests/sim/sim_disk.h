@@ -88,11 +88,11 @@ class SimDisk {
   std::vector<std::string> ForeignTags() const;
   // Changes by other programs in the root. MoveIn moves a copy of the newest checkpoint of `from` in, newer
   // than all checkpoints here, under a tag of its own. PutBack puts back a checkpoint that was evicted.
-  // RemoveOurs removes .ckptd, with the saves in flight and the trash. False: there is no such checkpoint or
-  // content.
+  // RemoveCkptdFolder removes .ckptd, with the saves in flight and the trash. False: there is no such
+  // checkpoint or content.
   bool MoveIn(const SimDisk& from);
   bool PutBack(uint64_t which);
-  bool RemoveOurs();
+  bool RemoveCkptdFolder();
   // Number of checkpoints that daemons opened.
   int64_t opened() const { return opened_; }
   // True if the disk holds the checkpoint, or a newer one of its tag that the daemon has not been told of.

@@ -295,7 +295,7 @@ void World::Apply(const Operation& operation) {
       if (!plan_.small_disk && disks_[run]->PutBack(operation.b)) Count("put back");
       return;
     case OperationKind::kRemoveOurs:
-      if (up && !run_name.empty() && disks_[run]->RemoveOurs()) Count("removed .ckptd");
+      if (up && !run_name.empty() && disks_[run]->RemoveCkptdFolder()) Count("removed .ckptd");
       return;
     case OperationKind::kDamageFile:
       return disks_[run]->DamageFile(operation.b);

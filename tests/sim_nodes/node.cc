@@ -187,7 +187,7 @@ void Node::CutOff(bool cut) {
   if (cut) world_.oracle().LeasesLost(index_);
 }
 
-bool Node::may_not_have_heard() const {
+bool Node::may_lag() const {
   const Duration since = world_.schedule().clock().Now() - reached_at_;
   return cut_off_ || since < kLongestTry + world_.plan().etcd.latest_event;
 }

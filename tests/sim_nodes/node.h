@@ -64,7 +64,7 @@ class Node : public EngineObserver {
   bool holds_registration() const { return membership_ != nullptr && membership_->identity() != nullptr; }
   // Whether the node is cut off from etcd, or was until a moment ago, and may not know recent decisions of
   // other nodes.
-  bool may_not_have_heard() const;
+  bool may_lag() const;
 
   // Runs `call` with the engine when the daemon is not paused; never if the daemon ends before that.
   void Call(absl::AnyInvocable<void(Engine&)> call);

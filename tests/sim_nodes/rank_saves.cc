@@ -177,7 +177,7 @@ void Rank::Begin(const SavingPtr& saving) {
                          // On a node that does not know the later attempt yet, ranks may join a save that was
                          // admitted before.
                          [this, saving, acted = world_.oracle().acted(),
-                          joins = node_.may_not_have_heard() && world_.oracle().IsAdmitted(saving->name)](
+                          joins = node_.may_lag() && world_.oracle().IsAdmitted(saving->name)](
                              const absl::StatusOr<v1::BeginResponse>& answer) {
                            saving->outstanding = false;
                            if (!answer.ok()) return Refused(saving, answer.status());

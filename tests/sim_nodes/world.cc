@@ -497,7 +497,7 @@ void World::CheckHistory() {
     auto change = changes_.begin();
     for (const auto& event : model.Events("/ckptd/runs/", "/ckptd/runs0", 1)) {
       for (; change != changes_.end() && change->first < event.kv().mod_revision(); ++change)
-        KeepWhatIsThere(change->second, &kept);
+        KeepExisting(change->second, &kept);
       const std::string& key = event.kv().key();
       CheckRemoval(key, event.kv().value(), &kept);
       if (key.find("/states/") == std::string::npos) continue;
@@ -516,7 +516,7 @@ void World::CheckHistory() {
 }
 
 // Corrects `kept` by a change of the root or a restore: etcd may have lost commits and removals.
-void World::KeepWhatIsThere(const RootChange& change, Kept* kept) {
+void World::KeepExisting(const RootChange& change, Kept* kept) {
   for (const int64_t sequence : change.gone) kept->whole.erase(sequence);
   kept->whole.insert(change.there.begin(), change.there.end());
   kept->there.insert(change.there.begin(), change.there.end());

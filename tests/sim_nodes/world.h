@@ -95,7 +95,7 @@ class World {
     std::set<int64_t> there;           // In the root, even if etcd does not know them.
     std::set<int64_t> replacing;       // Saves for which another checkpoint is removed.
   };
-  static void KeepWhatIsThere(const RootChange& change, Kept* kept);
+  static void KeepExisting(const RootChange& change, Kept* kept);
   bool CheckPutBack();
   bool CheckRetention();
   void CheckRemoval(const std::string& key, const std::string& value, Kept* kept);

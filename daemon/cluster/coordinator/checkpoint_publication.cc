@@ -58,7 +58,7 @@ void CheckpointPublication::Go() {
     case Step::kGiveUp:
       return GiveUp();
     case Step::kUnknown:
-      return SayUnknown();
+      return RecordUnknown();
   }
 }
 
@@ -127,7 +127,7 @@ void CheckpointPublication::FindParts() {
 // has failed. Then its files are gone for good, and the steps from kDecide on record that.
 void CheckpointPublication::OnPartsFound(const absl::StatusOr<SharedPlace>& place) {
   if (place.ok() && *place == SharedPlace::kNowhere) {
-    if (IsNowhereForGood()) return Next(Step::kDecide);
+    if (IsNowhereAnyMore()) return Next(Step::kDecide);
   } else {
     nowhere_since_.reset();
   }
@@ -183,14 +183,14 @@ void CheckpointPublication::OnFound(const absl::StatusOr<SharedPlace>& place) {
 }
 
 // A directory may seem to be missing for a moment after another node has moved it.
-bool CheckpointPublication::IsNowhereForGood() {
+bool CheckpointPublication::IsNowhereAnyMore() {
   const Instant now = tools_.clock->Now();
   if (!nowhere_since_) nowhere_since_ = now;
   return now - *nowhere_since_ >= options_.longest_look;
 }
 
 void CheckpointPublication::OnNowhere() {
-  if (IsNowhereForGood()) return Next(Step::kUnknown);
+  if (IsNowhereAnyMore()) return Next(Step::kUnknown);
   Retry(Step::kLook, absl::StrCat("the directory ", save_.state.inflight(), " to appear in the root"));
 }
 
@@ -272,7 +272,7 @@ void CheckpointPublication::GiveUp() {
                                  Then(&CheckpointPublication::OnEnded));
 }
 
-void CheckpointPublication::SayUnknown() {
+void CheckpointPublication::RecordUnknown() {
   tools_.decisions->Unknown(save_, options_.leadership, Then(&CheckpointPublication::OnEnded));
 }
 

@@ -90,7 +90,7 @@ class CheckpointPublication {
   void OnDecided(const absl::StatusOr<SavePublication::Publishing>& publishing);
   void Look();
   void OnFound(const absl::StatusOr<SharedPlace>& place);
-  bool IsNowhereForGood();
+  bool IsNowhereAnyMore();
   void OnNowhere();
   void Publish();
   void OnPublished(const absl::StatusOr<SharedRootIo::Published>& published);
@@ -104,7 +104,7 @@ class CheckpointPublication {
   void OnRemoved(const absl::StatusOr<bool>& gone);
   void Commit();
   void GiveUp();
-  void SayUnknown();
+  void RecordUnknown();
   void OnEnded(const absl::StatusOr<SharedSave>& save);
 
   void Next(Step step);

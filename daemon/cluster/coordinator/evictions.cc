@@ -139,11 +139,11 @@ void Evictions::Decided(int64_t sequence, const absl::Status& decided) {
     eviction.backoff.Succeeded();
     return Step(sequence);
   }
-  if (ReasonOf(decided) != reason::kBeingRead && !MayMendItself(decided)) return End(sequence, decided);
+  if (ReasonOf(decided) != reason::kBeingRead && !IsTransient(decided)) return End(sequence, decided);
   Retry(eviction);
 }
 
-bool Evictions::MayMendItself(const absl::Status& error) {
+bool Evictions::IsTransient(const absl::Status& error) {
   const std::string reason = ReasonOf(error);
   return reason == ledger_reason::kUnavailable || reason == ledger_reason::kFull;
 }
@@ -161,7 +161,7 @@ void Evictions::Removed(int64_t sequence, const absl::StatusOr<bool>& gone) {
 void Evictions::Ended(int64_t sequence, const absl::Status& ended) {
   Eviction& eviction = evictions_.at(sequence);
   eviction.asking = false;
-  if (ended.ok() || !MayMendItself(ended)) return End(sequence, absl::OkStatus());
+  if (ended.ok() || !IsTransient(ended)) return End(sequence, absl::OkStatus());
   Retry(eviction);
 }
 

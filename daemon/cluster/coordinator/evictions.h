@@ -75,7 +75,7 @@ class Evictions {
   void Decided(int64_t sequence, const absl::Status& decided);
   void Removed(int64_t sequence, const absl::StatusOr<bool>& gone);
   void Ended(int64_t sequence, const absl::Status& ended);
-  static bool MayMendItself(const absl::Status& error);
+  static bool IsTransient(const absl::Status& error);
   void End(int64_t sequence, const absl::Status& result);
   void Retry(Eviction& eviction);
 

@@ -20,7 +20,7 @@ namespace {
 // Stands for the tag, which is not known yet, in the name of an in-flight directory.
 constexpr char kNoTag[] = "next";
 // How long nodes that begin a save together have to vote, from the first vote on.
-constexpr Duration kTogether = std::chrono::milliseconds(100);
+constexpr Duration kVotesTogether = std::chrono::milliseconds(100);
 
 SaveProposal* FirstProposal(std::vector<SaveWatch::Vote>& votes) {
   const auto first = std::min_element(votes.begin(), votes.end(),
@@ -150,7 +150,7 @@ void PreparedSaves::Decide(Prepared& prepared) {
   if (!prepared.voted_at) prepared.voted_at = now;
   const bool agree = std::all_of(votes.begin(), votes.end(),
                                  [&named](const auto& vote) { return IsOf(vote.vote.proposal(), named); });
-  const bool may_wait = agree && now - *prepared.voted_at < kTogether;
+  const bool may_wait = agree && now - *prepared.voted_at < kVotesTogether;
   const bool has_no =
       std::any_of(votes.begin(), votes.end(), [](const auto& vote) { return vote.vote.has_no(); });
   const bool all_may_have = votes.size() >= tools_.watch->NodesOf(named.attempt()) || !named.ranks().empty();

@@ -150,7 +150,7 @@ void SaveCoordinator::OnVotes(int64_t sequence) {
   const auto save = saves_.find(sequence);
   if (save != saves_.end()) {
     const SaveState& state = save->second.save.state;
-    if (!watch_.Knows(state.attempt()) || watch_.VotesMayMatter(sequence, state)) Changed(sequence);
+    if (!watch_.Knows(state.attempt()) || watch_.VotesMayDecide(sequence, state)) Changed(sequence);
     return;
   }
   if (!prepared_.sequences().contains(sequence)) return;

@@ -9,7 +9,7 @@ using ledger::v1::SaveState;
 
 namespace {
 
-bool HasNo(const SaveView& view) {
+bool HasRejection(const SaveView& view) {
   return std::any_of(view.votes.begin(), view.votes.end(),
                      [](const auto& vote) { return vote.second.has_no(); });
 }
@@ -18,14 +18,14 @@ bool HasNo(const SaveView& view) {
 
 bool NeedsAdmission(const SaveState& state, const SaveView& view, const std::string& inflight) {
   if (state.phase() != SaveState::PROPOSED) return false;
-  if (HasNo(view) || state.attempt() < view.active) return true;
+  if (HasRejection(view) || state.attempt() < view.active) return true;
   return !inflight.empty() && view.AllHave(NodeVote::VOTED);
 }
 
 bool NeedsSettling(const SaveState& state, const SaveView& view) {
-  if (state.phase() == SaveState::SEALED) return HasNo(view);
+  if (state.phase() == SaveState::SEALED) return HasRejection(view);
   if (state.phase() != SaveState::ADMITTED) return false;
-  return HasNo(view) || view.AllHave(NodeVote::SEALED) || state.attempt() < view.active;
+  return HasRejection(view) || view.AllHave(NodeVote::SEALED) || state.attempt() < view.active;
 }
 
 }  // namespace ckptd

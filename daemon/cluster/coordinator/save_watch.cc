@@ -118,7 +118,7 @@ bool SaveWatch::IsOfLiving(const KeyValue& key, const NodeVote& vote) const {
   return living != nodes_.keys().end() && living->second.value() == vote.registration();
 }
 
-bool SaveWatch::VotesMayMatter(int64_t sequence, const SaveState& save) const {
+bool SaveWatch::VotesMayDecide(int64_t sequence, const SaveState& save) const {
   if (!save.ranks().empty()) return true;  // Only some nodes take part.
   const NodeVote::Stage next = save.phase() == SaveState::PROPOSED   ? NodeVote::VOTED
                                : save.phase() == SaveState::ADMITTED ? NodeVote::SEALED

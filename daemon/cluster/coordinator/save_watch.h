@@ -56,7 +56,7 @@ class SaveWatch {
   // For a save whose attempt it knows. False: there is nothing to decide, because some nodes have not
   // reported the next step, no node has rejected the save, and all nodes that have voted still have their
   // registrations. Cheap, unlike View, which reads all ranks: hundreds of nodes vote one after the other.
-  bool VotesMayMatter(int64_t sequence, const ledger::v1::SaveState& save) const;
+  bool VotesMayDecide(int64_t sequence, const ledger::v1::SaveState& save) const;
   size_t NodesOf(int64_t attempt) const;  // How many nodes have joined it.
   // The votes of nodes that still have the registration with which they voted.
   std::vector<Vote> VotesThatCount(int64_t sequence) const;

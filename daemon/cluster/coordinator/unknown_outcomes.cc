@@ -25,7 +25,7 @@ absl::Status Differs(const SharedSave& save, const std::string& what) {
 }
 
 // The error if the coordinator sees that an operator's statement is wrong; OK: the statement counts.
-absl::Status CheckWord(const SharedSave& save, bool is_checkpoint, SharedPlace place) {
+absl::Status CheckStatement(const SharedSave& save, bool is_checkpoint, SharedPlace place) {
   if (place == SharedPlace::kPublished && !is_checkpoint)
     return Differs(save, "is at its tag: it is a checkpoint, and the run goes on");
   if (place == SharedPlace::kInTrash && is_checkpoint)
@@ -58,13 +58,13 @@ void UnknownOutcomes::OnEnded(const SharedSave& save) {
   settled_[state.tag()] = {save.sequence, state.found() == SaveState::IS_CHECKPOINT};
   const auto found = unknown_.find(save.sequence);
   if (found == unknown_.end()) return;
-  std::vector<Word> words = std::move(found->second.words);
+  std::vector<Statement> statements = std::move(found->second.statements);
   unknown_.erase(found);
   hooks_.settled();
-  for (Word& word : words) {
-    const bool agrees = word.is_checkpoint == settled_[state.tag()].is_checkpoint;
-    word.answer(agrees ? absl::StatusOr<Settled>(settled_[state.tag()])
-                       : Differs(save, "was settled otherwise meanwhile"));
+  for (Statement& statement : statements) {
+    const bool agrees = statement.is_checkpoint == settled_[state.tag()].is_checkpoint;
+    statement.answer(agrees ? absl::StatusOr<Settled>(settled_[state.tag()])
+                            : Differs(save, "was settled otherwise meanwhile"));
   }
 }
 
@@ -90,7 +90,7 @@ void UnknownOutcomes::OnTick() {
 void UnknownOutcomes::Settle(const std::string& tag, bool is_checkpoint, Answer answer) {
   for (auto unknown = unknown_.rbegin(); unknown != unknown_.rend(); ++unknown) {
     if (unknown->second.save.state.tag() != tag) continue;
-    unknown->second.words.push_back({is_checkpoint, std::move(answer)});
+    unknown->second.statements.push_back({is_checkpoint, std::move(answer)});
     if (!unknown->second.asking) Look(unknown->second);
     return;
   }
@@ -125,18 +125,18 @@ void UnknownOutcomes::Looked(int64_t sequence, const absl::StatusOr<SharedPlace>
   unknown.asking = false;
   unknown.next_look = tools_.clock->Now() + kLookInterval;
   if (!place.ok()) return Refuse(unknown, Annotate(place.status(), "looking for the save in the root"));
-  std::vector<Word> counting;
-  for (Word& word : std::exchange(unknown.words, {})) {
-    if (absl::Status wrong = CheckWord(unknown.save, word.is_checkpoint, *place); !wrong.ok()) {
-      word.answer(std::move(wrong));
+  std::vector<Statement> counting;
+  for (Statement& statement : std::exchange(unknown.statements, {})) {
+    if (absl::Status wrong = CheckStatement(unknown.save, statement.is_checkpoint, *place); !wrong.ok()) {
+      statement.answer(std::move(wrong));
     } else {
-      counting.push_back(std::move(word));
+      counting.push_back(std::move(statement));
     }
   }
-  unknown.words = std::move(counting);
+  unknown.statements = std::move(counting);
   const bool is_known = *place == SharedPlace::kPublished || *place == SharedPlace::kInTrash ||
                         *place == SharedPlace::kSuperseded || *place == SharedPlace::kLost;
-  if (is_known || !unknown.words.empty()) Release(unknown, *place == SharedPlace::kPublished);
+  if (is_known || !unknown.statements.empty()) Release(unknown, *place == SharedPlace::kPublished);
 }
 
 // ---- recording the outcome
@@ -161,7 +161,7 @@ void UnknownOutcomes::Released(int64_t sequence, const absl::StatusOr<SharedSave
 }
 
 void UnknownOutcomes::Refuse(Unknown& unknown, const absl::Status& why) {
-  for (Word& word : std::exchange(unknown.words, {})) word.answer(why);
+  for (Statement& statement : std::exchange(unknown.statements, {})) statement.answer(why);
 }
 
 }  // namespace ckptd

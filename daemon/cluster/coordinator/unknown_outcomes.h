@@ -61,7 +61,7 @@ class UnknownOutcomes {
   void Settle(const std::string& tag, bool is_checkpoint, Answer answer);
 
  private:
-  struct Word {
+  struct Statement {
     bool is_checkpoint = false;
     Answer answer;
   };
@@ -69,7 +69,7 @@ class UnknownOutcomes {
     SharedSave save;
     bool asking = false;
     Instant next_look;
-    std::vector<Word> words;  // Statements of operators.
+    std::vector<Statement> statements;  // Of operators.
   };
 
   void Look(Unknown& unknown);

@@ -11,7 +11,7 @@ namespace ckptd {
 namespace {
 
 // Whether another try may succeed, perhaps with the next registration.
-bool MayBeMended(const absl::Status& error) {
+bool IsTransient(const absl::Status& error) {
   const std::string reason = ReasonOf(error);
   return reason == ledger_reason::kUnavailable || reason == ledger_reason::kFull ||
          reason == ledger_reason::kNodeReplaced || reason == ledger_reason::kLeaseEnded ||
@@ -36,7 +36,7 @@ bool LedgerCalls::IsAnswered(int64_t id, int64_t round, const absl::Status& stat
   const auto found = calls_.find(id);
   if (found == calls_.end() || found->second.round != round || !found->second.asking) return false;
   Call& call = found->second;
-  if (!MayBeMended(status)) {
+  if (!IsTransient(status)) {
     calls_.erase(found);
     return true;
   }

@@ -112,11 +112,11 @@ NodeSave* SharedSaves::Find(const SaveName& name) {
 void SharedSaves::Begin(const SaveName& name, Instant admission_deadline, std::vector<int> ranks) {
   const auto [part, is_new] = parts_.try_emplace(name, admission_deadline, std::move(ranks));
   if (is_new) return Ask(name);
-  if (part->second.given_up && part->second.released) TellAgain(name, *part->second.given_up);
+  if (part->second.given_up && part->second.released) RepeatFailure(name, *part->second.given_up);
 }
 
 // The owner forgets a save that was given up once its memory is released; a rank may begin it after that.
-void SharedSaves::TellAgain(const SaveName& name, const absl::Status& why) {
+void SharedSaves::RepeatFailure(const SaveName& name, const absl::Status& why) {
   options_.post(callbacks_.Guard([this, name, why] {
     if (lost_) return;
     hooks_.failed(name, why);

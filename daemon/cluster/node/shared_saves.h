@@ -122,7 +122,7 @@ class SharedSaves {
   std::optional<SharedSave> OpenFor(const SaveName& name, const NodeSave& part) const;
   void TellKnown(const SaveName& name);
   void Send(const SaveName& name, const NodeSave& part, Request request);
-  void TellAgain(const SaveName& name, const absl::Status& why);
+  void RepeatFailure(const SaveName& name, const absl::Status& why);
   void BeginAt(const SaveName& name, const NodeSave& part);
   SaveGuess GuessOf(const NodeSave& part) const;
   void CheckRanks(const SaveName& name, const ledger::v1::SaveState& state);

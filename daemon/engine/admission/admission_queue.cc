@@ -120,7 +120,7 @@ bool AdmissionQueue::TryInOrder(Walk& walk, Save* save) {
   if (save->waits_for != WaitsFor::kMemory || run->degraded) return true;
   const MemoryShares::Source source = shares_->AwaitedSource(*save, walk.use);
   if (source != MemoryShares::Source::kOwnRun) walk.users.insert(run->uid);
-  walk.memory_awaited |= source == MemoryShares::Source::kAnybody;
+  walk.memory_awaited |= source == MemoryShares::Source::kAnyUser;
   return true;
 }
 
@@ -146,7 +146,7 @@ bool AdmissionQueue::TryBeyondShare(Walk& walk) {
   std::vector<Save*> waiting;
   const bool small_ones_wait = walk.memory_awaited;
   for (Save* save : walk.beyond_share) {
-    const bool waits_for_others = shares_->AwaitedSource(*save, walk.use) == MemoryShares::Source::kAnybody;
+    const bool waits_for_others = shares_->AwaitedSource(*save, walk.use) == MemoryShares::Source::kAnyUser;
     if (waits_for_others && (walk.memory_awaited || turn_)) {
       walk.held_back.push_back(save);
       continue;

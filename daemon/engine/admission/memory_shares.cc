@@ -74,7 +74,7 @@ MemoryShares::Source MemoryShares::AwaitedSource(const Save& save, const MemoryU
     if (other->reservation != 0) held_by_run += pool_->Count(other->reservation);
   }
   if (held_by_run + need > MostPerUser()) return Source::kOwnRun;
-  return held + need > MostPerUser() ? Source::kOwnUser : Source::kAnybody;
+  return held + need > MostPerUser() ? Source::kOwnUser : Source::kAnyUser;
 }
 
 absl::Status MemoryShares::CheckUserLimit(const Save& save, const MemoryUse& use) const {

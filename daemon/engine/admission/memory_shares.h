@@ -45,7 +45,7 @@ class MemoryShares {
   // Segments that a save takes.
   int64_t NeededSegments(const Save& save) const;
   // Which memory has to come back before the save can be admitted.
-  enum class Source { kOwnRun, kOwnUser, kAnybody };
+  enum class Source { kOwnRun, kOwnUser, kAnyUser };
   Source AwaitedSource(const Save& save, const MemoryUse& use) const;
   // Whether the limit of the save's user leaves room for it. POOL_TOO_SMALL: it never will. POOL_EXHAUSTED:
   // not now.

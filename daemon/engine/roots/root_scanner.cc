@@ -28,8 +28,8 @@ void RootScanner::Scan(Run* run) {
   });
 }
 
-void RootScanner::ScanAloud(Run* run) {
-  states_.Of(run).aloud = true;
+void RootScanner::ScanAndLog(Run* run) {
+  states_.Of(run).logs_end = true;
   Scan(run);
 }
 
@@ -41,14 +41,14 @@ void RootScanner::OnScanned(Run* run, int64_t written_bytes, absl::StatusOr<Root
   state.failed = false;
   hooks_.load(run, *std::move(snapshot), written_bytes);
   // Most scans follow a change of the daemon's own, and no log line has told the user to wait for them.
-  if (std::exchange(state.aloud, false))
+  if (std::exchange(state.logs_end, false))
     observer_->OnInfo(absl::StrCat("the root ", run->path, " was scanned anew and takes saves again"));
   hooks_.usable(run);
 }
 
 void RootScanner::OnScanFailed(Run* run, const absl::Status& why) {
   State& state = states_.Of(run);
-  state.aloud = true;
+  state.logs_end = true;
   if (!std::exchange(state.failed, true)) {
     observer_->OnWarning(absl::StrCat(
         "the root ", run->path,

@@ -32,7 +32,7 @@ class RootScanner {
   // Starts a scan, or lets another one follow the scan that is under way.
   void Scan(Run* run);
   // As Scan, for a root that the user knows to be read-only: logs when the root takes saves again.
-  void ScanAloud(Run* run);
+  void ScanAndLog(Run* run);
   // The store has refused a change with ROOT_READ_ONLY: no changes before the next scan.
   void AwaitScan(Run* run);
   bool IsRetryScheduled(const Run& run) const { return states_.Of(&run).again_at.has_value(); }
@@ -42,9 +42,9 @@ class RootScanner {
 
  private:
   struct State {
-    bool again = false;   // Asked for while a scan was under way.
-    bool failed = false;  // The last scan failed, and the warning was given.
-    bool aloud = false;   // The user knows that the root is read-only.
+    bool again = false;     // Asked for while a scan was under way.
+    bool failed = false;    // The last scan failed, and the warning was given.
+    bool logs_end = false;  // The user knows that the root is read-only.
     std::optional<Instant> again_at;
   };
   void OnScanned(Run* run, int64_t written_bytes, absl::StatusOr<RootSnapshot> snapshot);

@@ -54,7 +54,7 @@ TEST_F(RootScannerTest, ScanThatNobodyHadToKnowOfIsNotLogged) {
   EXPECT_FALSE(run->read_only);
   EXPECT_THAT(infos_, IsEmpty());
   run->read_only = true;
-  scanner_.ScanAloud(run);
+  scanner_.ScanAndLog(run);
   RunCallbacks();
   EXPECT_THAT(infos_, ElementsAre(HasSubstr("takes saves again")));
 }

@@ -46,14 +46,14 @@ bool HasOnlyWaited(const ledger::v1::SaveEnd& no) {
   return no.reason() == reason::kRanksMissing && no.ranks().empty();
 }
 
-ledger::v1::SaveEnd EndByNo(const SaveView& view, const SaveState& state, const std::string& node) {
+ledger::v1::SaveEnd EndByRejection(const SaveView& view, const SaveState& state, const std::string& node) {
   const ledger::v1::SaveEnd& no = view.votes.at(node).no();
   return HasOnlyWaited(no) ? EndByMissingRanks(view, state.tag()) : EndBy(node, view.ranks.at(node), no);
 }
 
 // The node whose rejection counts; null: there is none. A node that names a cause comes before one that only
 // waited.
-const std::string* FirstNo(const SaveView& view) {
+const std::string* FirstRejection(const SaveView& view) {
   const std::string* first = nullptr;
   for (const auto& [node, ranks] : view.ranks) {
     const NodeVote* vote = VoteOf(view, node);
@@ -166,7 +166,8 @@ ledger::v1::SaveEnd EndByMissingRanks(const SaveView& view, const std::string& t
 void DecideAdmission(const SaveView& view, const std::string& inflight, SaveState* state) {
   if (state->phase() != SaveState::PROPOSED) return;
   if (state->attempt() < view.active) return EndWith(FencedEnd(state->attempt(), view.active), state);
-  if (const std::string* const node = FirstNo(view)) return EndWith(EndByNo(view, *state, *node), state);
+  if (const std::string* const node = FirstRejection(view))
+    return EndWith(EndByRejection(view, *state, *node), state);
   std::set<int> willing;
   for (const auto& [node, ranks] : view.ranks) {
     if (VoteOf(view, node) == nullptr) continue;

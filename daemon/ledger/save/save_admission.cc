@@ -36,7 +36,7 @@ bool IsForOneSave(const ledger::v1::NodeVote& one, const ledger::v1::NodeVote& o
 
 // Whether the acceptance `yes` must not replace the node's rejection `no`: it was sent before the rejection,
 // and is sent again because it was not answered. The memory for the save may be in use for something else.
-bool Stands(const ledger::v1::NodeVote& no, const ledger::v1::NodeVote& yes, const SaveState& state) {
+bool KeepsRejection(const ledger::v1::NodeVote& no, const ledger::v1::NodeVote& yes, const SaveState& state) {
   return no.has_no() && !yes.has_no() && no.registration() == yes.registration() &&
          IsForOneSave(no, yes, state);
 }
@@ -138,7 +138,7 @@ void SaveAdmission::Vote(const Save& save, ledger::v1::NodeVote vote, const std:
        value = vote.SerializeAsString()](const CompareAndSwap::Found& found, SaveState* state) {
         *stands = found[0].empty() ? "" : found[0][0].value();
         if (*stands == value || !CountsIn(vote, *state)) return Operations();
-        if (Stands(FirstOf<ledger::v1::NodeVote>(found[0]), vote, *state)) return Operations();
+        if (KeepsRejection(FirstOf<ledger::v1::NodeVote>(found[0]), vote, *state)) return Operations();
         *stands = value;
         const auto admits =
             guess ? VoteAndAdmit(keys, node, sequence, found.back()[0], vote, *guess) : std::nullopt;

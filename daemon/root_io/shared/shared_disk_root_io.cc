@@ -33,11 +33,11 @@ const absl::Status& StatusOf(const absl::StatusOr<T>& result) {
   return result.status();
 }
 
-bool LooksOld(const absl::Status& status) { return ReasonOf(status) == kLookAgain; }
+bool IsStale(const absl::Status& status) { return ReasonOf(status) == kLookAgain; }
 // No node removes or changes a checkpoint while this node may read it, so files that are missing are only not
 // visible yet.
 bool LooksOldOrDamaged(const absl::Status& status) {
-  return LooksOld(status) || ReasonOf(status) == reason::kNoCheckpoint || absl::IsDataLoss(status);
+  return IsStale(status) || ReasonOf(status) == reason::kNoCheckpoint || absl::IsDataLoss(status);
 }
 
 absl::Status Unsupported(const std::string& what) {
@@ -79,15 +79,15 @@ class SharedDiskRootIo : public DiskRootIo<SharedFilesIo, SharedDiskRoot> {
   // ---- The root
 
   void Open(Callback<absl::StatusOr<RootSnapshot>> done) override {
-    AskUntil(LooksOld, std::move(done),
-             [workers = threads_.metadata, options = threads_.options,
-              clock = threads_.clock](SharedDiskRoot& root) { return root.Open(*workers, options, clock); });
+    AskWithRetries(IsStale, std::move(done),
+                   [workers = threads_.metadata, options = threads_.options, clock = threads_.clock](
+                       SharedDiskRoot& root) { return root.Open(*workers, options, clock); });
   }
   void Rescan(Callback<absl::StatusOr<RootSnapshot>> done) override {
-    AskUntil(LooksOld, std::move(done), [](SharedDiskRoot& root) { return root.Scan(); });
+    AskWithRetries(IsStale, std::move(done), [](SharedDiskRoot& root) { return root.Scan(); });
   }
   void RunId(Callback<absl::StatusOr<RunOfRoot>> done) override {
-    AskUntil(LooksOld, std::move(done), [](SharedDiskRoot& root) -> absl::StatusOr<RunOfRoot> {
+    AskWithRetries(IsStale, std::move(done), [](SharedDiskRoot& root) -> absl::StatusOr<RunOfRoot> {
       CKPTD_RETURN_IF_ERROR(root.CheckOpen());
       CKPTD_ASSIGN_OR_RETURN(std::string id, root.store->RunId());
       CKPTD_ASSIGN_OR_RETURN(const FileStat found, root.fs->Stat(root.dir.get(), ""));
@@ -106,13 +106,14 @@ class SharedDiskRootIo : public DiskRootIo<SharedFilesIo, SharedDiskRoot> {
 
   void OpenPart(InflightId64 id, const std::string& tag, int64_t sequence, const std::string& inflight,
                 Callback<absl::Status> done) override {
-    AskUntil(LooksOld, std::move(done),
-             [id, save = SharedInflight{tag, sequence, inflight}](SharedDiskRoot& root) -> absl::Status {
-               CKPTD_RETURN_IF_ERROR(root.CheckOpen());
-               CKPTD_ASSIGN_OR_RETURN(NodePart part, root.store->BeginPart(save, EarlierDaemon::kNone));
-               root.parts.insert_or_assign(id, std::move(part));
-               return absl::OkStatus();
-             });
+    AskWithRetries(
+        IsStale, std::move(done),
+        [id, save = SharedInflight{tag, sequence, inflight}](SharedDiskRoot& root) -> absl::Status {
+          CKPTD_RETURN_IF_ERROR(root.CheckOpen());
+          CKPTD_ASSIGN_OR_RETURN(NodePart part, root.store->BeginPart(save, EarlierDaemon::kNone));
+          root.parts.insert_or_assign(id, std::move(part));
+          return absl::OkStatus();
+        });
   }
   void WritePart(InflightId64 id, storage::v1::PartRecord record, std::vector<FileImage> files,
                  std::shared_ptr<std::atomic<int64_t>> written_bytes,
@@ -137,21 +138,21 @@ class SharedDiskRootIo : public DiskRootIo<SharedFilesIo, SharedDiskRoot> {
 
   void LoadCheckpoint(const std::string& tag, int64_t sequence,
                       Callback<absl::StatusOr<LoadedCheckpoint>> done) override {
-    AskUntil(LooksOld, std::move(done),
-             [tag, sequence](SharedDiskRoot& root) { return root.Load(tag, sequence); });
+    AskWithRetries(IsStale, std::move(done),
+                   [tag, sequence](SharedDiskRoot& root) { return root.Load(tag, sequence); });
   }
   void OpenCheckpoint(std::string tag, int64_t sequence,
                       Callback<absl::StatusOr<std::shared_ptr<CheckpointReader>>> done) override {
-    AskUntil(LooksOldOrDamaged, std::move(done),
-             [tag = std::move(tag),
-              sequence](SharedDiskRoot& root) -> absl::StatusOr<std::shared_ptr<CheckpointReader>> {
-               CKPTD_RETURN_IF_ERROR(root.CheckOpen());
-               CKPTD_ASSIGN_OR_RETURN(SharedRootStore::OpenedCheckpoint opened,
-                                      root.store->OpenCheckpoint(tag, sequence));
-               return std::make_shared<DiskCheckpointReader>(root.fs, std::move(opened.dir),
-                                                             root.manifests.Share(std::move(opened.manifest)),
-                                                             root.readers);
-             });
+    AskWithRetries(LooksOldOrDamaged, std::move(done),
+                   [tag = std::move(tag),
+                    sequence](SharedDiskRoot& root) -> absl::StatusOr<std::shared_ptr<CheckpointReader>> {
+                     CKPTD_RETURN_IF_ERROR(root.CheckOpen());
+                     CKPTD_ASSIGN_OR_RETURN(SharedRootStore::OpenedCheckpoint opened,
+                                            root.store->OpenCheckpoint(tag, sequence));
+                     return std::make_shared<DiskCheckpointReader>(
+                         root.fs, std::move(opened.dir), root.manifests.Share(std::move(opened.manifest)),
+                         root.readers);
+                   });
   }
   void SetDamage(std::string, int64_t sequence, std::optional<storage::v1::Damage> damage,
                  Callback<absl::StatusOr<PointerFiles>> done) override {
@@ -193,10 +194,10 @@ class SharedDiskRootIo : public DiskRootIo<SharedFilesIo, SharedDiskRoot> {
   }
   void CheckRemovable(const std::string& tag, int64_t sequence,
                       Callback<absl::StatusOr<uint64_t>> done) override {
-    AskUntil<absl::StatusOr<uint64_t>>(
-        LooksOld,
+    AskWithRetries<absl::StatusOr<uint64_t>>(
+        IsStale,
         [tag, sequence, done = std::move(done)](absl::StatusOr<uint64_t> inode) mutable {
-          if (LooksOld(inode.status())) inode = NotThere(tag, sequence, inode.status());
+          if (IsStale(inode.status())) inode = NotThere(tag, sequence, inode.status());
           done(std::move(inode));
         },
         [tag, sequence](SharedDiskRoot& root) { return root.CheckRemovable(tag, sequence); });
@@ -267,7 +268,7 @@ class SharedDiskRootIo : public DiskRootIo<SharedFilesIo, SharedDiskRoot> {
   // As Ask, but repeats `operation`, between other work, while `again` is true for its result, for as long as
   // names may be old. Then the last result is the answer.
   template <typename T, typename Operation>
-  void AskUntil(bool (*again)(const absl::Status&), Callback<T> done, Operation operation) {
+  void AskWithRetries(bool (*again)(const absl::Status&), Callback<T> done, Operation operation) {
     auto looking = std::make_unique<Looking<T>>();
     looking->root = root_;
     looking->workers = threads_.metadata;
