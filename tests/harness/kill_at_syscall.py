@@ -89,6 +89,7 @@ class Control(ctypes.Structure):
         ("count", ctypes.c_int64),  # Result: how many calls were counted.
         ("call", ctypes.c_char * MAX_CALL_BYTES),  # Result: the call at which the program was killed, or held.
         ("hit", ctypes.c_int64),  # Result: 1 when it was.
+        ("judging", ctypes.c_int64),  # 1: a call is being compared with the pattern, and may become the hit.
     ]
 
 
@@ -196,6 +197,18 @@ def counts(control: Control, call: str) -> bool:
     return True
 
 
+def is_target(control: Control, tid: int) -> bool:
+    """Whether the thread stands before the call that was asked for. Then the call is the hit."""
+    registers = Registers()
+    ptrace(GETREGS, tid, 0, ctypes.addressof(registers))
+    call = describe(registers, tid)
+    if not counts(control, call) or control.count != control.at:
+        return False
+    control.call = os.fsencode(call)[: MAX_CALL_BYTES - 1]
+    control.hit = 1
+    return True
+
+
 def follow(pid: int, control: Control) -> None:
     last: Optional[int] = None  # The thread in the targeted call: its return is when to kill.
     held: Optional[int] = None  # The thread that is held. The caller cannot wake this process when it lets the thread go.
@@ -214,20 +227,17 @@ def follow(pid: int, control: Control) -> None:
             continue
         event, number, proceed, deliver = status >> 16, os.WSTOPSIG(status), CONT, 0
         if event == EVENT_SECCOMP:
-            registers = Registers()
-            ptrace(GETREGS, tid, 0, ctypes.addressof(registers))
-            if control.armed and not control.hit:
-                call = describe(registers, tid)
-                if counts(control, call) and control.count == control.at:
-                    control.call = os.fsencode(call)[: MAX_CALL_BYTES - 1]
-                    control.hit = 1
-                    if control.hold:
-                        held = tid
-                        continue
-                    if not control.after:
-                        os.kill(pid, signal.SIGKILL)
-                        continue
-                    last, proceed = tid, SYSCALL
+            control.judging = 1  # Before it looks at `armed`: see Killer.disarm.
+            is_hit = control.armed and not control.hit and is_target(control, tid)
+            control.judging = 0
+            if is_hit:
+                if control.hold:
+                    held = tid
+                    continue
+                if not control.after:
+                    os.kill(pid, signal.SIGKILL)
+                    continue
+                last, proceed = tid, SYSCALL
         elif number == SYSCALL_STOP and tid == last:
             os.kill(pid, signal.SIGKILL)
             continue

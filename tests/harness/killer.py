@@ -10,6 +10,7 @@ import sys
 from typing import List
 
 from harness import kill_at_syscall
+from harness.waiting import until
 
 
 def _encoded(pattern: str) -> bytes:
@@ -60,7 +61,10 @@ class Killer:
         return self
 
     def disarm(self) -> None:
+        """From the return on there is no hit any more; `hit` tells whether there was one."""
         self.control.armed = 0
+        # The other side may have seen it armed, and be about to kill the program.
+        until(lambda: not self.control.judging, "the killer to have compared the call at which the program stands")
 
     @property
     def pid(self) -> int:
