@@ -30,7 +30,9 @@ struct CompareAndSwap {
   // The keys of each range, as found at one revision.
   using Found = std::vector<std::vector<etcdserverpb::KeyValue>>;
 
-  // Deletions are not detected: the keys in these ranges must be deleted only with their lease, if at all.
+  // A deletion between the reading and the write is not detected, so a decision must stay right after one:
+  // keys of these ranges are deleted with their lease, or, as the coordinator's, `decide` writes only where
+  // the key is absent.
   std::vector<Range> ranges;
   std::vector<Held> held;
   // Returns the operations to write; none: `found` needs no change. Runs again after each reading, and must
