@@ -261,6 +261,7 @@ TEST_F(SaveTrackerTest, ASaveCanBeAbortedWhileItsPolicyIsRecorded) {
   save->retention.emplace().set_last(2);
   RunCallbacks();
   ios_[run]->held.insert("SaveRunRecord");
+  ios_[run]->held.insert("Discard");  // So that the save is still there when the policy is recorded.
   EXPECT_EQ(Seal(save, 0), "");
   RunCallbacks();
   EXPECT_EQ(ios_[run]->calls["SaveRunRecord"], 1);
