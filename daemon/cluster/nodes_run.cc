@@ -55,7 +55,7 @@ NodesRun::NodesRun(Etcd* etcd, Clock* clock, SharedFilesIo* files, Options optio
                     .noticed = [this](const std::string& message) { hooks_.noticed(message); },
                     .root_changed = [this] { hooks_.root_changed(); }}) {}
 
-// Without a word: who has asked may be gone.
+// Runs no callback of a caller, who may be gone.
 NodesRun::~NodesRun() {
   callbacks_.End();
   DropLeadership();
@@ -395,7 +395,7 @@ bool NodesRun::may_close() const {
   return election_->follows_another() && readers_->idle();
 }
 
-// What an earlier coordinator has decided and not ended.
+// Ends the removals that an earlier coordinator has decided.
 void NodesRun::EndRemovals() {
   if (evictions_ == nullptr) return;
   const auto ended = [](const absl::Status&) {};  // If it fails, the next scan finds it again.

@@ -80,7 +80,7 @@ class NodesRun : public Authority, public NodesReading {
   std::string coordinator() const { return coordinator_name_; }  // Its node; empty: not known.
   // For messages: what the save waits for, on which nodes. Empty if nothing is known of it.
   std::string WaitsFor(const SaveId& save) const { return saves_.WaitsFor(save, coordinator_.get()); }
-  // That have begun here, and whose end is not known.
+  // The saves that have begun here, and whose end is not known.
   std::vector<SaveId> UnfinishedSaves() const { return saves_.Unfinished(); }
 
   // ---- NodesReading
@@ -120,7 +120,8 @@ class NodesRun : public Authority, public NodesReading {
                   Callback<absl::StatusOr<std::string>> done) override;
   void LoadCheckpoint(const std::string& tag, int64_t sequence,
                       Callback<absl::StatusOr<LoadedCheckpoint>> done) override;
-  // It would have to take over this node's part with its registration, and does not yet: NODE_LOST ends it.
+  // The next daemon would have to take over this node's parts with its registration, which it cannot do yet:
+  // NODE_LOST ends the save.
   bool next_daemon_continues() const override { return false; }
   void SettleSave(const std::string& tag, bool is_checkpoint,
                   Callback<absl::StatusOr<Settled>> done) override;
