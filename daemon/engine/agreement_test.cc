@@ -203,6 +203,18 @@ TEST_F(AgreementTest, AgreementIsRememberedForRanksThatMissedTheAnswer) {
   EXPECT_TRUE(Finish(again[1], 1, "two").status().ok()) << "rank 0 trains on and does not ask any more";
 }
 
+TEST_F(AgreementTest, AttemptStaysWithWhatAllItsRanksHaveRead) {
+  const auto ranks = Restarted();
+  for (int rank : {0, 1}) ASSERT_EQ(ResumedFrom(ranks[rank], rank), "two");
+  const auto first = Finish(ranks[0], 0, "two"), last = Finish(ranks[1], 1, "two");
+  ASSERT_TRUE(first.status().ok() && last.status().ok());
+  ASSERT_TRUE(Report(ranks[1], "two").status().ok());
+  ASSERT_EQ(Get("latest").get().tag(), "one");
+  EXPECT_EQ(ResumedFrom(ranks[0], 0), "two") << "its peers train on from that";
+  const auto next = Launch("another", 2);
+  EXPECT_EQ(ResumedFrom(next[0], 0), "one");
+}
+
 TEST_F(AgreementTest, AgreementFailsWhenItCannotBeRecorded) {
   auto ranks = Restarted();
   for (int rank : {0, 1}) ASSERT_EQ(ResumedFrom(ranks[rank], rank), "two");
