@@ -1,11 +1,11 @@
 """async_save and install(): what has returned is safe, and failures are heard of."""
 
 import os
-import pathlib
 
 import pytest
 
 from harness import until
+from harness.stand_in_devices import IN_PROCESS
 
 STATE = "states.sharded_state({})"
 
@@ -257,15 +257,7 @@ def test_repeated_saves_give_whole_checkpoints_also_after_one_that_failed_on_one
         assert ranks.do("states.differences(wanted, into)") == [[], []]
 
 
-# Devices for a machine without any; a copy waits until stand_in.gate is set.
-STAND_IN = f"""
-import sys; sys.path.insert(0, {str(pathlib.Path(__file__).parents[1])!r})
-from harness.stand_in_devices import StandInDevices
-from ckptd._torch.gpu import devices as devices_module
-stand_in = StandInDevices()
-devices_module.replace(stand_in)
-weight = stand_in.tensor(torch.ones(300_000))
-"""
+STAND_IN = IN_PROCESS + "weight = stand_in.tensor(torch.ones(300_000))\n"
 
 
 @pytest.mark.parametrize("world_size", [1, 2])

@@ -8,6 +8,7 @@ import socket
 import pytest
 
 from harness import Ranks, Trainer, until
+from harness.stand_in_devices import IN_PROCESS
 
 IMPORTS = """
 import json, signal, torch, transformers, ckptd.transformers
@@ -92,6 +93,45 @@ def test_values_are_those_of_the_saved_step(trainer, root):
     assert trainer.do("all(torch.equal(tensor, loaded[name]) for name, tensor in made.model.state_dict().items())")
     trainer.do(f"state = torch.load({root + '/checkpoint-2/optimizer.pt'!r})['state']; mine = made.optimizer.state_dict()['state']")
     assert trainer.do("all(torch.equal(state[n][key], mine[n][key]) for n in mine for key in ('exp_avg', 'exp_avg_sq'))")
+
+
+OVERLAP = IN_PROCESS + """
+import threading
+
+class Watch(transformers.TrainerCallback):
+    def on_step_end(self, args, state, control, model=None, optimizer=None, **others):
+        if state.global_step == 2:  # Before the save.
+            [stand_in.tensor(one) for one in model.parameters()]
+            [stand_in.tensor(one) for each in optimizer.state.values() for one in each.values()]
+            self.saved = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+            self.moments = [each["exp_avg"].clone() for each in optimizer.state.values()]
+            stand_in.gate.clear()
+    def on_save(self, args, state, control, **others):
+        if state.global_step == 2:
+            self.in_flight = len(copies.in_flight())
+    def on_pre_optimizer_step(self, args, state, control, **others):
+        if not stand_in.gate.is_set():
+            threading.Timer(0.2, stand_in.gate.set).start()
+"""
+
+
+def test_training_goes_on_while_a_device_copies(trainer, root):
+    trainer.do(OVERLAP)
+    try:
+        trainer.do(
+            "watch = Watch()\n"
+            f"made = fit({root!r}, 4, plugin=False, callbacks=[ckptd.transformers.CheckpointCallback(stage='overlap'), watch])",
+            120,
+        )
+    finally:
+        trainer.do("stand_in.gate.set(); devices_module.replace(cuda); device_copy._SMALL_BYTES = 64 << 10")
+    assert trainer.do("watch.in_flight, stand_in.holds > 0") == [2, True]  # Weights, and the optimizer's state.
+    trainer.do(f"loaded = transformers.OPTForCausalLM.from_pretrained({root + '/checkpoint-2'!r}).state_dict()")
+    assert trainer.do("all(torch.equal(tensor, loaded[name]) for name, tensor in watch.saved.items())")
+    trainer.do(f"state = torch.load({root + '/checkpoint-2/optimizer.pt'!r})['state'].values()")
+    assert trainer.do("all(torch.equal(mine, each['exp_avg']) for mine, each in zip(watch.moments, state))")
+    assert not trainer.do("all(torch.equal(tensor, loaded[name]) for name, tensor in made.model.state_dict().items())")
+    assert "overlap" in trainer.fails("ckptd.transformers.CheckpointCallback(stage='later')").message
 
 
 def test_save_total_limit_keeps_the_newest_and_the_best_which_is_loaded_at_the_end(trainer, root):

@@ -120,6 +120,17 @@ def state(made):
     )
 
 
+def trained_tensors(made):
+    """Returns the tensors that a step of training changes."""
+    optimizer = made.optimizer
+    found = [*made.module.parameters()]
+    for name in ("single_partition_of_fp32_groups", "fp32_partitioned_groups_flat", "fp32_groups_flat_partition"):
+        found += getattr(optimizer, name, [])
+    inner = getattr(optimizer, "optimizer", optimizer)
+    found += [value for each in inner.state.values() for value in each.values() if isinstance(value, torch.Tensor)]
+    return [tensor.detach() for tensor in found]
+
+
 def plain(value):
     """Returns a state with the attributes of objects of other classes in their places."""
     if isinstance(value, dict):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import pathlib
 import queue
 import threading
 from typing import Any, Callable, List, Set, Tuple
@@ -16,6 +17,17 @@ from ckptd._torch.gpu.devices import Devices
 RuntimeCopy = ctypes.CFUNCTYPE(
     ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p
 )
+
+# What a process of a test runs: `stand_in` takes the place of CUDA's devices, and small tensors are copied as large ones.
+IN_PROCESS = f"""
+import sys; sys.path.insert(0, {str(pathlib.Path(__file__).parents[1])!r})
+from harness.stand_in_devices import StandInDevices
+from ckptd._memory import copies
+from ckptd._torch.gpu import device_copy, devices as devices_module
+device_copy._SMALL_BYTES = 0
+stand_in = StandInDevices()
+cuda = devices_module.replace(stand_in)
+"""
 
 
 def await_pinning() -> None:

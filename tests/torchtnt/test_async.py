@@ -7,6 +7,7 @@ import threading
 import pytest
 
 from harness import until
+from harness.stand_in_devices import IN_PROCESS
 
 EVERY_2 = "save_every_n_train_steps=2, async_checkpoint=True"
 
@@ -93,6 +94,36 @@ def test_exception_in_training_waits_for_the_save_in_flight_and_stays_the_users(
     error = alone.fails(f"try: trained({root!r}, {EVERY_2}, callbacks=[fail_at(2)])\nfinally: ckptd.dcp.async_save = real\n")
     assert (error.kind, error.message) == ("RuntimeError", "the user's error")
     assert alone.do("future.done()") is True
+
+
+def test_training_goes_on_while_a_device_copies(alone, root):
+    alone.do("import threading\n" + IN_PROCESS)
+    try:
+        alone.do(
+            "unit, seen = Unit(hidden=11), []\n"  # A form that no earlier test has saved from the CPU.
+            "def prepare():\n"
+            "    [stand_in.tensor(one) for one in unit.module.parameters()]\n"
+            "    [stand_in.tensor(one) for each in unit.optimizer.state.values() for one in each.values()]\n"
+            "    seen.append(values(unit)); stand_in.gate.clear()\n"
+            "def look(): seen.append(len(copies.in_flight())); threading.Timer(0.2, stand_in.gate.set).start()\n"
+            f"saver = CheckpointSaver({root!r}, {EVERY_2}, stage='overlap')\n"
+            "train(unit, Batches(), max_epochs=1, callbacks=[At(2, prepare), saver, At(2, look)])"
+        )
+    finally:
+        alone.do("stand_in.gate.set(); devices_module.replace(cuda); device_copy._SMALL_BYTES = 64 << 10")
+    alone.do(f"back = Unit(hidden=11); CheckpointSaver.restore({root + '/epoch_0_train_step_2'!r}, back)")
+    assert alone.do("seen[1] > 0, stand_in.holds > 0") == [True, True]
+    compared = "[[each[key] for key in ('module', 'optimizer')] for each in ({}, {})]"
+    saved, loaded = alone.do(compared.format("seen[0]", "values(back)"))
+    assert saved == loaded
+    trained, loaded = alone.do(compared.format("values(unit)", "values(back)"))
+    assert trained != loaded
+
+
+def test_overlap_needs_async_checkpoint(alone, root):
+    error = alone.fails(f"CheckpointSaver({root!r}, stage='overlap')")
+    assert error.kind == "ValueError" and "async_checkpoint=True" in error.message
+    assert "overlap" in alone.fails(f"CheckpointSaver({root!r}, stage='later')").message
 
 
 def test_ranks_killed_right_after_a_save_resume_from_it(start_processes, launch, session_folder, root):

@@ -31,6 +31,7 @@ from ckptd._checkpoint_paths import is_committed, warn_unverified
 from ckptd._patches import Patches
 from ckptd._paths import directory_path
 from ckptd._saving.file_values import File, Torch
+from ckptd._saving.save_options import StageName, check_stage
 from ckptd._torch.writing.safetensors_file import Piece, lay_out
 from ckptd.restore import open_root
 from ckptd.retention import Keep
@@ -63,14 +64,20 @@ class CheckpointCallback(transformers.TrainerCallback):  # type: ignore[misc]
     Args:
         retention (Keep, optional): which checkpoints to keep, in the place of ``save_total_limit``.
         timeout (float): seconds to wait for room, and for ranks that do not save. Default: 120
+        stage (str): as in :meth:`ckptd.Run.save`: with ``"overlap"`` a GPU copies the weights and the optimizer's state
+            beside the next forward and backward pass, and the optimizer's step waits for it. Default: ``"blocking"``
 
     Raises:
+        ValueError: ``stage`` is another one.
         RuntimeError: this version of transformers saves in a way that ckptd does not know.
     """
 
-    def __init__(self, *, retention: Optional[Keep] = None, timeout: float = ADMISSION_SECONDS) -> None:
+    def __init__(
+        self, *, retention: Optional[Keep] = None, timeout: float = ADMISSION_SECONDS, stage: StageName = "blocking"
+    ) -> None:
         self._retention = retention
         self._timeout = timeout
+        self._stage = check_stage(stage)
         self._run: Optional[Run] = None  # The run of the last save.
         _replace_methods()
 
@@ -127,7 +134,9 @@ class CheckpointCallback(transformers.TrainerCallback):  # type: ignore[misc]
         # The files that the Trainer writes itself are small; save() has copied them when the folder goes.
         with tempfile.TemporaryDirectory(prefix="ckptd-trainer-") as folder:
             files = _WrittenFiles(trainer, place, os.path.realpath(folder), write)
-            save = run.save(place.tag, files=files, step=state.global_step, metrics=metrics, timeout=self._timeout)
+            save = run.save(
+                place.tag, files=files, step=state.global_step, metrics=metrics, timeout=self._timeout, stage=self._stage
+            )
         process.add(place, save)
         self._run = run
         save.future("committed").add_done_callback(_log_failure)

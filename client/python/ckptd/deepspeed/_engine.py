@@ -12,6 +12,7 @@ from ckptd._adapters.node_process import ADMISSION_SECONDS
 from ckptd._saving.file_values import Torch
 from ckptd._saving.part import Part
 from ckptd._saving.save import LevelName, Save
+from ckptd._saving.save_options import StageName, check_stage
 from ckptd.deepspeed import _config, _hooks, _names
 from ckptd.deepspeed._loading import Opened, load_checkpoint, read_file
 from ckptd.deepspeed._process import Place, process
@@ -58,6 +59,9 @@ class CheckpointEngine(_hooks.HookedEngine):
             finishes even if all ranks are killed; or ``"committed"``: durable and published. A save to another
             ``save_dir`` than the last one, whose name ends with a number (``checkpoint-100``), always waits for that:
             its program removes earlier ones next, as the Trainer of transformers does. Default: ``"sealed"``
+        stage (str): as in :meth:`ckptd.Run.save`: with ``"overlap"`` a GPU copies the states beside the next forward and
+            backward pass, the optimizer's step waits for it, and ``save_checkpoint`` does not wait for ``"sealed"``: what
+            fails later is logged, and is in ``run(save_dir).failures()``. Default: ``"blocking"``
         timeout (float): seconds to wait for room, and for ranks that do not save. Default: 120
 
     Raises:
@@ -72,6 +76,7 @@ class CheckpointEngine(_hooks.HookedEngine):
         num_kept_ckpts: Optional[int] = None,
         retention: Optional[Keep] = None,
         wait: LevelName = "sealed",
+        stage: StageName = "blocking",
         timeout: float = ADMISSION_SECONDS,
     ) -> None:
         if wait not in _WAIT:
@@ -80,6 +85,7 @@ class CheckpointEngine(_hooks.HookedEngine):
         self.name = "ckptd"
         self._keep = keep_of_arguments(retention, num_kept_ckpts)
         self._wait = wait
+        self._stage = check_stage(stage)
         self._timeout = timeout
         self._asked: Optional[_Asked] = None  # While save_checkpoint() runs.
         self._saving: Optional[_Saving] = None
@@ -106,7 +112,7 @@ class CheckpointEngine(_hooks.HookedEngine):
         run = process.run(place.root)
         run.retention = self._keep
         pointers = {_LATEST: tag} if asked.save_latest else {}
-        part = run.begin(tag, step=asked.step, pointers=pointers, timeout=self._timeout)
+        part = run.begin(tag, step=asked.step, pointers=pointers, timeout=self._timeout, stage=self._stage)
         self._saving = _Saving(place, part)
 
     def makedirs(self, path: str, exist_ok: bool = False) -> None:
@@ -115,7 +121,8 @@ class CheckpointEngine(_hooks.HookedEngine):
             os.makedirs(path, exist_ok=exist_ok)
 
     def save(self, state_dict: Any, path: str) -> None:
-        """Copies a state into the daemon's memory. When it returns, the state may change.
+        """Copies a state into the daemon's memory. When it returns, the state may change, unless a GPU copies it with
+        ``stage="overlap"``.
 
         A file that is not in the checkpoint's directory, as of ``save_16bit_model``, is on disk when it returns.
         """
@@ -213,7 +220,7 @@ class CheckpointEngine(_hooks.HookedEngine):
             self._keep = Keep(last=kept)
 
     def _seal(self) -> None:
-        """Hands this rank's part over, and waits until the other ranks have. No-op without a part."""
+        """Hands this rank's part over, and waits as it was asked to. No-op without a part."""
         saving, self._saving = self._saving, None
         if saving is None or saving.part is None:
             return
@@ -223,8 +230,9 @@ class CheckpointEngine(_hooks.HookedEngine):
         self._await(save)
 
     def _await(self, save: Save) -> None:
-        # If another rank fails, this raises its error now, long before the time limit of DeepSpeed's barrier.
-        save.wait("sealed", process.settings.commit_timeout)
+        if self._stage == "blocking":
+            # If another rank fails, this raises its error now, long before the time limit of DeepSpeed's barrier.
+            save.wait("sealed", process.settings.commit_timeout)
         if self._wait == "committed" or self._is_alone:
             save.wait("committed", process.settings.timeout)
 

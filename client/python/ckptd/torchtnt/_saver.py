@@ -20,6 +20,7 @@ import ckptd.dcp
 from ckptd import errors
 from ckptd._adapters.ranks import from_first_rank, is_distributed
 from ckptd._paths import check_folder
+from ckptd._saving.save_options import StageName, check_stage
 from ckptd.dcp._process import process
 from ckptd.retention import Keep
 from ckptd.torchtnt import _app_state, _names
@@ -78,14 +79,16 @@ class CheckpointSaver(Restoring, BaseCheckpointer):
         best_checkpoint_config (BestCheckpointConfig, optional): the attribute of the unit that is saved as a
             metric. Default: none
         process_group (ProcessGroup, optional): the ranks that save. Default: all
-        async_checkpoint (bool): go on when the state is copied, and not when it is committed. The end of training
+        async_checkpoint (bool): go on when the state is copied, or with ``stage="overlap"`` at once, and not when it is committed. The end of training
             waits for all saves. Default: ``False``
         knob_options (KnobOptions, optional): ``max_per_rank_io_concurrency`` is the number of files of each rank.
             Default: 1 file
         retention (Keep, optional): which checkpoints to keep; not beside ``keep_last_n_checkpoints``. Default: all
+        stage (str): as in :meth:`ckptd.Run.save`: with ``"overlap"`` a GPU copies the state beside the next forward and
+            backward pass, and the optimizer's step waits for it. Needs ``async_checkpoint``. Default: ``"blocking"``
 
     Raises:
-        ValueError: a number is not more than 0, or the mode of ``best_checkpoint_config`` is unknown, or its metric has
+        ValueError: ``stage`` is another one, or ``"overlap"`` without ``async_checkpoint``; a number is not more than 0, or the mode of ``best_checkpoint_config`` is unknown, or its metric has
             characters that the names of checkpoints cannot have.
         RuntimeError: there are several ranks and no default process group.
         Refused: ``dirpath`` is no directory of this machine, or it cannot be made or written to.
@@ -109,6 +112,7 @@ class CheckpointSaver(Restoring, BaseCheckpointer):
         async_checkpoint: bool = False,
         knob_options: Optional[KnobOptions] = None,
         retention: Optional[Keep] = None,
+        stage: StageName = "blocking",
     ) -> None:
         _check_positive(
             save_every_n_train_steps=save_every_n_train_steps,
@@ -123,6 +127,8 @@ class CheckpointSaver(Restoring, BaseCheckpointer):
                 f'best_checkpoint_config names the metric "{best_checkpoint_config.monitored_metric}", which restore_from_best() '
                 "would not find in the names of checkpoints; name an attribute of ASCII letters, digits and underscores"
             )
+        if check_stage(stage) == "overlap" and not async_checkpoint:
+            raise ValueError('stage="overlap" needs async_checkpoint=True: otherwise each save waits until it is committed')
         if get_world_size() > 1 and not is_distributed():
             raise RuntimeError(
                 f"this is one of {get_world_size()} ranks, and there is no default process group: call "
@@ -145,6 +151,7 @@ class CheckpointSaver(Restoring, BaseCheckpointer):
         }
         self._keep = _policy(keep_last_n_checkpoints, best_checkpoint_config, retention)
         self._is_async = async_checkpoint
+        self._stage: StageName = stage
         self._files_per_rank = (knob_options or KnobOptions()).max_per_rank_io_concurrency or 1
         self._in_flight: Dict[int, _AsyncSave] = {}  # By their numbers, which are the same on all ranks.
         self._numbers = itertools.count()
@@ -294,6 +301,7 @@ class CheckpointSaver(Restoring, BaseCheckpointer):
             retention=self._keep if state.entry_point in _app_state.TRAINING else None,
             metrics={metric.name: metric.value} if metric else None,
             step=name.step if name else None,
+            stage=self._stage,
         )
 
     def _decide(self, state: Any, unit: Any, hook: str) -> _Decision:
