@@ -315,7 +315,7 @@ def test_many_copies_are_queued_by_a_thread(
     daemon: Any, run: ckptd.Run, devices: StandInDevices, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A full queue would block the call."""
-    monkeypatch.setattr(device_copy, "_QUEUED_AT_ONCE", 50)
+    monkeypatch.setattr(device_copy, "_BATCH", 10)
     few, many = ({str(i): devices.tensor(torch.full((10,), float(i))) for i in range(count)} for count in (20, 60))
     run.save("warm", files={"model.pt": many}).wait(timeout=20)
     by: List[str] = []
@@ -323,7 +323,23 @@ def test_many_copies_are_queued_by_a_thread(
     monkeypatch.setattr(devices, "copy", lambda *args: [by.append(threading.current_thread().name), copy(*args)])
     run.save("few", files={"model.pt": few}, stage="overlap").wait(timeout=20)
     run.save("many", files={"model.pt": many}, stage="overlap").wait(timeout=20)
-    assert by == [threading.current_thread().name, "ckptd-staging"]
+    assert by == [threading.current_thread().name] * 2 + ["ckptd-staging"] * 6
+    assert all(float(value[0]) == int(name) for name, value in loaded(daemon, "many").items())
+
+
+def test_no_more_copies_are_queued_than_a_device_has_room_for(
+    daemon: Any, run: ckptd.Run, devices: StandInDevices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full queue would hold up the training."""
+    monkeypatch.setattr(device_copy, "_BATCH", 10)
+    many = {str(i): devices.tensor(torch.full((10,), float(i))) for i in range(100)}
+    run.save("warm", files={"model.pt": many}).wait(timeout=20)
+    devices.copies.clear()
+    queued: List[int] = []  # When a batch was waited for.
+    await_event = devices.await_event
+    monkeypatch.setattr(devices, "await_event", lambda event: [queued.append(len(devices.copies)), await_event(event)])
+    run.save("many", files={"model.pt": many}, stage="overlap").wait(timeout=20)
+    assert queued == [40, 50, 60, 70, 80, 90, 100]
     assert all(float(value[0]) == int(name) for name, value in loaded(daemon, "many").items())
 
 

@@ -8,7 +8,7 @@ from typing import List
 class Copies(abc.ABC):
     """The copies of one file. Thread-safe."""
 
-    count = 0  # How many there are, at most.
+    count = 0  # How many there are.
 
     @abc.abstractmethod
     def finish(self) -> None:

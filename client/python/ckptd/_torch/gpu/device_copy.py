@@ -5,7 +5,7 @@ import ctypes
 import itertools
 import threading
 from array import array
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import torch
 
@@ -16,8 +16,10 @@ from ckptd._torch.gpu import change_hooks
 from ckptd._torch.gpu.devices import devices
 from ckptd._torch.gpu.pinning import pinning_of
 
-# A device's queue has room for about a thousand entries: to add another one takes until one of them is done.
-_QUEUED_AT_ONCE = 800
+# A device's queue has room for about a thousand entries. To add another one takes until one of them is done, and holds
+# up whatever else the process gives its devices: so a batch is queued when the one _BATCHES before it is done.
+_BATCH = 200
+_BATCHES = 4
 _QUEUED_SECONDS = 600.0  # For the copies of one file to be queued, while the memory is pinned.
 
 # Such as statistics that a forward pass changes, which torch does not count for all of its layers.
@@ -74,12 +76,15 @@ class DeviceCopies(copies.Copies):
         self._events: List[Tuple[Any, Any]] = []  # (device, when its copies are done)
         self._pieces = {devices().stream(device): _pieces(own) for device, own in by_device.items()}
         self._chunks = _chunks(memory)
-        self.count = sum(len(own) for own in by_device.values()) + len(self._chunks)  # At most.
+        begins, end = self._begins()
+        self.count = len(begins)
+        # Ranges of the part's bytes with _BATCH copies each.
+        self._batches = list(zip(begins[::_BATCH], [*begins[_BATCH::_BATCH], end]))
         for stream in self._pieces:
             devices().follow_current(stream)
         others = sum(one.count for one in copies.in_flight())
         copies.begun(self)
-        if others + self.count <= _QUEUED_AT_ONCE and all(done is None or done.is_set() for _, _, done in self._chunks):
+        if others + self.count <= _BATCH * _BATCHES and all(done is None or done.is_set() for _, _, done in self._chunks):
             self._queue()
 
     def finish(self) -> None:
@@ -95,7 +100,7 @@ class DeviceCopies(copies.Copies):
             finally:
                 self._queued.set()
                 self._kept = None
-                self._versions, self._chunks, self._pieces = [], [], {}
+                self._versions, self._chunks, self._pieces, self._batches = [], [], {}, []
                 copies.ended(self)
 
     def _await_queued(self) -> None:
@@ -125,21 +130,39 @@ class DeviceCopies(copies.Copies):
                     self._changed = f"{str(tensor.dtype).partition('.')[2]}{list(tensor.shape)} on {tensor.device}"
                     return
 
+    def _begins(self) -> "Tuple[List[int], int]":
+        """Returns where in the part the copies begin, in order, and where the last one ends."""
+        begins = sorted(self._base + offset for pieces in self._pieces.values() for offset in pieces.offsets)
+        end = self._base + max(pieces.offsets[-1] + pieces.lengths[-1] for pieces in self._pieces.values())
+        # What reaches from one chunk into the next takes several copies.
+        return sorted([*begins, *(begin for begin, _ in self._chunk_begins() if begins[0] < begin < end)]), end
+
+    def _chunk_begins(self) -> "Iterator[Tuple[int, Optional[threading.Event]]]":
+        """Yields where in the part each chunk begins, and when it is pinned."""
+        begin = 0
+        for _, size, pinned in self._chunks:
+            yield begin, pinned
+            begin += size
+
     def _queue(self) -> None:
         """Queues the copies, those of each chunk once it is pinned. No-op if they are queued."""
         if self._queued.is_set():
             return
-        addresses, sizes, pinned = zip(*self._chunks)
-        ends = list(itertools.accumulate(sizes))
-        segments = array("Q", addresses), array("Q", ends)
-        begin = 0
-        for chunk_begin, done in zip([0, *ends], pinned):
-            if done is not None and not done.is_set():
-                self._copy(segments, begin, chunk_begin)
-                begin = chunk_begin
-                done.wait(_QUEUED_SECONDS)
-        self._copy(segments, begin, ends[-1])
-        self._events = [(stream.device, devices().record(stream)) for stream in self._pieces]
+        addresses, sizes, _ = zip(*self._chunks)
+        segments = array("Q", addresses), array("Q", itertools.accumulate(sizes))
+        queued: "List[List[Tuple[Any, Any]]]" = []  # Of each batch, as self._events.
+        for begin, end in self._batches:
+            if len(queued) >= _BATCHES:
+                for _, event in queued[-_BATCHES]:
+                    devices().await_event(event)
+            for chunk_begin, pinned in self._chunk_begins():
+                if chunk_begin < end and pinned is not None and not pinned.is_set():
+                    self._copy(segments, begin, chunk_begin)
+                    begin = max(begin, chunk_begin)
+                    pinned.wait(_QUEUED_SECONDS)
+            self._copy(segments, begin, end)
+            queued.append([(stream.device, devices().record(stream)) for stream in self._pieces])
+        self._events = queued[-1]
         self._queued.set()
 
     def _copy(self, segments: "Tuple[array[int], array[int]]", begin: int, end: int) -> None:
@@ -162,18 +185,19 @@ def _with_snapshots(on_device: "_Records") -> "_Records":
     if not small:
         return on_device
     with torch.no_grad():
-        device = small[0].storage.device
+        # Called while the device may have nothing to do: few calls of torch for each record.
+        views = torch.empty((len(small), 0), dtype=torch.uint8, device=small[0].storage.device).unbind()
         flat = torch.cat(
             [
-                torch.empty(0, dtype=torch.uint8, device=device).set_(record.storage)[record.begin : record.end]
-                for record in small
+                view.set_(record.storage, record.begin, (record.end - record.begin,), (1,))
+                for view, record in zip(views, small)
             ]
-        )
+        ).untyped_storage()
     found, begin = [], 0
     for offset, record in on_device:
         if _is_small(record):
             end = begin + record.end - record.begin
-            record, begin = record._replace(storage=flat.untyped_storage(), begin=begin, end=end), end
+            record, begin = type(record)(flat, begin, end, record.dtype), end
         found.append((offset, record))
     return found
 

@@ -9,7 +9,7 @@ from ckptd._memory.native import Pieces
 from ckptd._reading.verified_file import VerifiedFile
 from ckptd._torch.gpu.devices import devices
 
-BUFFER_BYTES = 64 << 20
+BUFFER_BYTES = 32 << 20
 _BUFFERS = 3
 
 

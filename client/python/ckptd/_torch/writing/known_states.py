@@ -58,9 +58,7 @@ def _known_of(made: PickledState, form: StateForm) -> Optional[_Known]:
 
 
 def _restored(known: _Known, form: StateForm) -> PickledState:
-    records = [
-        Record(form.tensors[number].untyped_storage(), begin, end, dtype) for number, begin, end, dtype in known.records
-    ]
+    records = [Record(form.storages[number], begin, end, dtype) for number, begin, end, dtype in known.records]
     has_stand_in = devices().in_cpu_memory
     on_device = [tensor for tensor in form.tensors if not tensor.is_cpu or has_stand_in]
     return PickledState(known.pickled, records, known.globals, on_device)

@@ -36,6 +36,7 @@ class StateForm(NamedTuple):
 
     key: Tuple[Any, ...]  # Equal for two states whose pickles are the same.
     tensors: List[Any]  # In the order in which the pickle has them.
+    storages: List[Any]  # Of the tensors.
 
 
 class _UnusualError(Exception):
@@ -49,13 +50,14 @@ def form_of(state: Any) -> Optional[StateForm]:
         walk.add(state)
     except (_UnusualError, RecursionError):
         return None
-    return StateForm(tuple(walk.key), walk.tensors)
+    return StateForm(tuple(walk.key), walk.tensors, walk.storages)
 
 
 class _Walk:
     def __init__(self) -> None:
         self.key: List[Any] = []
         self.tensors: List[Any] = []
+        self.storages: List[Any] = []
         self._tensor_numbers: Dict[int, int] = {}  # By identity: one that occurs twice is one when it is loaded.
         self._storage_numbers: Dict[int, int] = {}  # By identity: tensors that share bytes share them then, too.
         self._containers: Dict[int, Any] = {}
@@ -101,6 +103,7 @@ class _Walk:
             raise _UnusualError
         storage = tensor.untyped_storage()
         self.tensors.append(tensor)
+        self.storages.append(storage)
         self.key += (
             tensor.dtype,
             tensor.shape,
