@@ -216,7 +216,7 @@ RESTORE = [
         ENGINE,
         "LocateFiles",
         (
-            "The engine looks for a resident copy. The checksum threads compare it with the checksums of "
+            "The engine looks for a resident copy. The check threads compare it with the checksums of "
             "the commit before a reader gets it."
         ),
         ("daemon/engine/reading/resident_cache.cc", "storage/io/check_images.cc", "daemon/engine/reading/prefetcher.cc"),

@@ -149,13 +149,13 @@ class CheckpointImpl {
   }
 
   absl::Status ReadPieces(const std::string& path, const std::vector<FilePiece>& pieces, uint64_t* done) {
-    if (in_memory_ && resident_files().Read(path, pieces, run_->copy_threads(), background_))
+    if (in_memory_ && resident_files().Read(path, pieces, run_->read_threads(), background_))
       return absl::OkStatus();
     if (directory_) {
       absl::Status read;
       RunInBackgroundIf(background_, [&] {
         read = ReadFromDisk(*fs_, directory_.get(), *records_.at(path), manifest_.summary.chunk_bytes(),
-                            pieces, run_->copy_threads(), /*stop=*/nullptr, done);
+                            pieces, run_->read_threads(), /*stop=*/nullptr, done);
       });
       if (!absl::IsPermissionDenied(read)) return read;
     }

@@ -103,7 +103,7 @@ struct RunOptions {
   std::optional<int> num_kept_ckpts = {};
   // The most time from the first rank's Begin to the last rank's Seal. Then the save ends FAILED.
   Timeout commit_timeout = std::chrono::seconds(600);
-  // Threads that copy a large part. 0: one for each core, at most 4.
+  // Threads that copy a large part, or read one. 0: one for each core, at most 4, or 16 to read.
   int copy_threads = 0;
 };
 

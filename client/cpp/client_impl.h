@@ -71,6 +71,7 @@ class RunImpl : public std::enable_shared_from_this<RunImpl> {
   const RunOptions& options() const { return options_; }
   int root() const { return root_.get(); }
   int copy_threads() const;
+  int read_threads() const;
   std::string name();
   int64_t attempt();
 
@@ -113,6 +114,7 @@ class RunImpl : public std::enable_shared_from_this<RunImpl> {
  private:
   // Sleeps between two tries to reach a daemon that is away: there is no event to wait for.
   static void Pause(Duration duration);
+  int Threads(int most) const;
   absl::StatusOr<std::shared_ptr<const Membership>> JoinWith(std::shared_ptr<Session> session)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 

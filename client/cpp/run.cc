@@ -15,7 +15,8 @@ namespace {
 constexpr Duration kAttachTimeout = std::chrono::seconds(120);
 // The daemon remembers the ends of as many saves. It cannot report older saves from unknown ones.
 constexpr size_t kMaxStagedSaves = 64;
-constexpr int kMaxCopyThreads = 4;
+constexpr int kMaxCopyThreads = 4;   // The trainer goes on loading data meanwhile.
+constexpr int kMaxReadThreads = 16;  // They copy as fast as a GPU does.
 
 bool SameSave(const v1::SaveKey& a, const v1::SaveKey& b) {
   return a.tag() == b.tag() && a.ordinal() == b.ordinal();
@@ -29,9 +30,12 @@ RunImpl::RunImpl(std::shared_ptr<ClientImpl> client, UniqueFd root, std::string 
       path_(std::move(path)),
       options_(std::move(options)) {}
 
-int RunImpl::copy_threads() const {
+int RunImpl::copy_threads() const { return Threads(kMaxCopyThreads); }
+int RunImpl::read_threads() const { return Threads(kMaxReadThreads); }
+
+int RunImpl::Threads(int most) const {
   if (options_.copy_threads > 0) return options_.copy_threads;
-  return std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 1, kMaxCopyThreads);
+  return std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 1, most);
 }
 
 void RunImpl::Pause(Duration duration) { std::this_thread::sleep_for(duration); }

@@ -236,7 +236,8 @@ ThreadedRootIoFactory::ThreadedRootIoFactory(ThreadedRootIoOptions options, Cloc
     : options_(std::move(options)),
       clock_(clock),
       gate_(std::make_shared<EngineGate>(std::move(post))),
-      checksums_(std::make_shared<ChecksumPool>(options_.checksum_threads)) {}
+      checksums_(std::make_shared<ChecksumPool>(options_.checksum_threads)),
+      checks_(std::make_shared<ChecksumPool>(CheckThreads())) {}
 
 ThreadedRootIoFactory::~ThreadedRootIoFactory() { Close(std::chrono::seconds(5)); }
 
@@ -270,7 +271,7 @@ absl::StatusOr<RootThreads> ThreadedRootIoFactory::ThreadsOf(const std::string& 
   threads.options = options_;
   threads.clock = clock_;
   threads.gate = gate_;
-  threads.checksums = checksums_;
+  threads.checks = checks_;
   threads.device = devices_[device].lock();
   if (threads.device == nullptr) devices_[device] = threads.device = std::make_shared<char>();
   CKPTD_ASSIGN_OR_RETURN(threads.metadata, WorkersOf(device));

@@ -67,7 +67,8 @@ class ThreadedRootIoFactory {
   const ThreadedRootIoOptions options_;
   Clock* const clock_;
   const std::shared_ptr<EngineGate> gate_;
-  const std::shared_ptr<ChecksumPool> checksums_;
+  const std::shared_ptr<ChecksumPool> checksums_;  // Of what is written.
+  const std::shared_ptr<ChecksumPool> checks_;     // Of resident copies.
   // By device, "8:1"; "ask-8:1" answers queries, "scrub-8:1" reads back and removes.
   std::map<std::string, std::shared_ptr<FileSystemWorkers>> workers_;
   std::map<std::string, std::weak_ptr<char>> devices_;  // In use by a RootIo.

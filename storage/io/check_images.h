@@ -14,10 +14,11 @@
 namespace ckptd {
 
 // Calls `done` once, on the pool, when nothing refers to the images any more: with OK; with DATA_LOSS, reason
-// CORRUPT_FILE, and the details path, chunk, expected and found of the first chunk that differs; or with
-// CANCELLED, soon after `stop` returns true. records[i] belongs to images[i] and has the same size. Checks
-// one chunk at a time, so that other work on the pool gets its turn.
-void CheckImages(ChecksumPool* pool, std::vector<FileImage> images,
+// CORRUPT_FILE, and the details path, chunk, expected and found of a chunk that differs; or with
+// CANCELLED, soon after `stop` returns true. records[i] belongs to images[i] and has the same size. Up to
+// `parallel` chunks are checked at the same time, and between two of them other work on the pool gets its
+// turn. `stop` is called by one thread at a time.
+void CheckImages(ChecksumPool* pool, int parallel, std::vector<FileImage> images,
                  std::vector<storage::v1::FileRecord> records, int32_t chunk_bytes,
                  std::function<bool()> stop, absl::AnyInvocable<void(absl::Status)> done);
 

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <functional>
 #include <future>
+#include <latch>
 #include <memory>
 #include <span>
 #include <string>
@@ -38,7 +39,7 @@ class CheckImagesTest : public ::testing::Test {
   }
   absl::Status Check(std::function<bool()> stop = [] { return false; }) {
     std::promise<absl::Status> answer;
-    CheckImages(pool_.get(), images_, records_, kChunk, std::move(stop),
+    CheckImages(pool_.get(), parallel_, images_, records_, kChunk, std::move(stop),
                 [&answer](const absl::Status& status) { answer.set_value(status); });
     return answer.get_future().get();
   }
@@ -46,6 +47,7 @@ class CheckImagesTest : public ::testing::Test {
   std::vector<std::byte> bytes_;
   std::vector<FileImage> images_;
   std::vector<storage::v1::FileRecord> records_;
+  int parallel_ = 2;
   std::unique_ptr<ChecksumPool> pool_ = std::make_unique<ChecksumPool>(2);
 };
 
@@ -62,6 +64,39 @@ TEST_F(CheckImagesTest, NamesTheChunkOfAChangedByte) {
   }
 }
 
+TEST_F(CheckImagesTest, NamesOneOfTheChangedChunksHoweverManyAreCheckedAtATime) {
+  for (parallel_ = 1; parallel_ <= 20; ++parallel_) {
+    pool_ = std::make_unique<ChecksumPool>(parallel_);
+    EXPECT_TRUE(Check().ok()) << parallel_;
+    bytes_[3500] ^= std::byte{1};
+    bytes_[4500] ^= std::byte{1};
+    EXPECT_THAT(DetailsOf(Check())["chunk"], ::testing::AnyOf("3", "4")) << parallel_;
+    bytes_[3500] ^= std::byte{1};
+    EXPECT_EQ(DetailsOf(Check())["chunk"], "4") << parallel_;
+    bytes_[4500] ^= std::byte{1};
+  }
+}
+
+TEST_F(CheckImagesTest, KeepsAsManyChunksOnThePoolAsItMay) {
+  pool_ = std::make_unique<ChecksumPool>(1);
+  for (parallel_ = 1; parallel_ <= 5; ++parallel_) {
+    std::latch all_are_queued(1);
+    pool_->Submit([&] { all_are_queued.wait(); });
+    int asked = 0, before = 0;  // Chunks that were begun; of them, those before the other work.
+    std::promise<absl::Status> answer;
+    CheckImages(
+        pool_.get(), parallel_, images_, records_, kChunk,
+        [&] {
+          if (++asked == 1) pool_->Submit([&] { before = asked; });
+          return false;
+        },
+        [&](const absl::Status& status) { answer.set_value(status); });
+    all_are_queued.count_down();
+    EXPECT_TRUE(answer.get_future().get().ok());
+    EXPECT_EQ(before, parallel_);
+  }
+}
+
 TEST_F(CheckImagesTest, StopsSoonWhenAsked) {
   int asked = 0;
   EXPECT_EQ(Check([&] { return ++asked == 3; }).code(), absl::StatusCode::kCancelled);
@@ -74,7 +109,7 @@ TEST_F(CheckImagesTest, OtherWorkRunsBetweenItsChunks) {
   std::atomic<bool> other = false, before = false;
   bool submitted = false;
   CheckImages(
-      pool_.get(), images_, records_, kChunk,
+      pool_.get(), parallel_, images_, records_, kChunk,
       [&] {
         if (!std::exchange(submitted, true)) pool_->Submit([&] { other = true; });
         return false;

@@ -97,6 +97,7 @@ def membership(connection: FakeConnection, recorder: Recorder, tmp_path: pathlib
         recorder,
         JoinOptions(),
         copy_threads=1,
+        read_threads=1,
         keep_alive=None,
     )
 

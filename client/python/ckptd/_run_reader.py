@@ -129,7 +129,7 @@ class RunReader:
     def _opened(self, joined: Joined, response: Any, reporter: ReadReporter) -> Checkpoint:
         access = self._access
         return opened_by_daemon(
-            access.directory.descriptor, joined.session, response, access.copy_threads, reporter
+            access.directory.descriptor, joined.session, response, access.read_threads, reporter
         )
 
 
@@ -149,7 +149,7 @@ class DaemonRoot(RunReader):
         self, connection: Connection, root: "Union[str, os.PathLike[str]]", keep_alive: object
     ) -> None:
         self.root = directory_path(root)
-        attachment = Attachment(connection, self.root, native.default_threads(1), keep_alive)
+        attachment = Attachment(connection, self.root, native.read_threads(1), keep_alive)
         super().__init__(attachment)
         connection.repeat(attachment.joined, ATTACH_SECONDS)
 

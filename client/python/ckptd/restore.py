@@ -637,7 +637,7 @@ class Root:
         # Both must fit: a checkpoint that was copied here may have the sequence of another one.
         known_damage = damage.message if damage is not None and damage.tag == name else ""
         local = _LocalFiles(directory, records, summary.chunk_bytes)
-        return Checkpoint(info_of_manifest(summary, records, known_damage), local, threads=native.default_threads(1))
+        return Checkpoint(info_of_manifest(summary, records, known_damage), local, threads=native.read_threads(1))
 
     def _open_linked(self, name: str) -> Checkpoint:
         real = os.path.realpath(os.path.join(self.path, name))

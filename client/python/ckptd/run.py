@@ -62,6 +62,7 @@ class Run(RetainedRun):
         launch = find_launch(rank, world_size)
         self.rank = launch.rank
         self.world_size = launch.world_size
+        ranks = launch.local_world_size or launch.world_size
         membership = Membership(
             connection,
             self.root,
@@ -69,7 +70,8 @@ class Run(RetainedRun):
             SaveRecovery(on_progress=watcher.wake),
             watcher,
             options,
-            copy_threads=native.default_threads(launch.local_world_size or launch.world_size),
+            copy_threads=native.save_threads(ranks),
+            read_threads=native.read_threads(ranks),
             keep_alive=keep_alive,
         )
         super().__init__(membership)

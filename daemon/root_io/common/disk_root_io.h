@@ -78,7 +78,7 @@ class DiskRootIo : public Interface {
   void CheckImages(std::vector<FileImage> images, std::vector<storage::v1::FileRecord> records,
                    int32_t chunk_bytes, Callback<absl::Status> done) override {
     ckptd::CheckImages(
-        threads_.checksums.get(), std::move(images), std::move(records), chunk_bytes,
+        threads_.checks.get(), CheckThreads(), std::move(images), std::move(records), chunk_bytes,
         [root = root_] { return root->abandoned.load(); }, answers_.To(std::move(done)));
   }
 

@@ -2,9 +2,11 @@
 #ifndef CKPTD_DAEMON_ROOT_IO_THREADS_ROOT_THREADS_H_
 #define CKPTD_DAEMON_ROOT_IO_THREADS_ROOT_THREADS_H_
 
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "absl/functional/any_invocable.h"
@@ -56,8 +58,12 @@ struct RootThreads {
   std::shared_ptr<FileSystemWorkers> metadata;  // Metadata operations and part writes.
   std::shared_ptr<FileSystemWorkers> queries;   // So that a Begin need not wait for a commit's syncs.
   std::shared_ptr<FileSystemWorkers> scrubber;  // Reads files back, and removes trash.
-  std::shared_ptr<ChecksumPool> checksums;
+  std::shared_ptr<ChecksumPool> checks;         // Compares resident copies with their checksums.
 };
+
+// How many threads compare resident copies with their checksums. A reader waits for them, and one alone would take
+// longer than the copy that comes next.
+inline int CheckThreads() { return std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 1, 8); }
 
 // The answers of one RootIo. Used on the engine's thread. Its destruction drops the answers that are pending.
 class RootAnswers {

@@ -16,7 +16,7 @@ class Attachment:
     It has what readers need of a Membership. Nothing of it fences, counts as a rank, or makes the root.
     """
 
-    def __init__(self, connection: Connection, root: str, copy_threads: int, keep_alive: object) -> None:
+    def __init__(self, connection: Connection, root: str, read_threads: int, keep_alive: object) -> None:
         """Does not attach yet. errors.NotFound: there is no such directory.
 
         Args:
@@ -26,7 +26,7 @@ class Attachment:
         self.connection = connection
         self.root = root
         self.directory = RootDirectory(root, make=False)
-        self.copy_threads = copy_threads
+        self.read_threads = read_threads
         self.rank = -1
         self._keep_alive = keep_alive
         self._lock = threading.Lock()

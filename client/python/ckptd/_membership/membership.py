@@ -91,6 +91,7 @@ class Membership:
         options: JoinOptions,
         *,
         copy_threads: int,
+        read_threads: int,
         keep_alive: object,
     ) -> None:
         """Does not join yet.
@@ -109,6 +110,7 @@ class Membership:
         self.keep = options.keep  # Run.retention replaces it.
         self.commit_timeout = options.commit_timeout
         self.copy_threads = copy_threads
+        self.read_threads = read_threads
         self._keep_alive = keep_alive
         self._options = options
         self._lock = threading.Lock()

@@ -105,8 +105,8 @@ class HuggingFaceWriter(Writer):
     def _hand_over(self, assignment: Assignment, image: Any) -> FileRef:
         """Stages this rank's file for the coordinator, or puts it into the message if that cannot attach it."""
         if assignment.coordinator != staged_files.place():
-            return InlineFile(image, native.default_threads(1))
-        self._staged_file = StagedFile(assignment.rank, image, native.default_threads(1))
+            return InlineFile(image, native.save_threads(1))
+        self._staged_file = StagedFile(assignment.rank, image, native.save_threads(1))
         return self._staged_file.ref
 
 
