@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import platform
 import shutil
 import socket
 import struct
@@ -82,6 +83,8 @@ def processor() -> str:
     """Its name, and the family and model that tell processors of the same name apart."""
     first = pathlib.Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
     fields = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in first.splitlines())}
+    if "model name" not in fields:  # Not x86.
+        return f"{platform.machine()} (part {fields.get('CPU part', 'unknown')})"
     return f"{fields['model name']} (family {fields['cpu family']}, model {fields['model']})"
 
 
