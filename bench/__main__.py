@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
+import functools
 import pathlib
-import shutil
+import signal
 import sys
-import tempfile
-from typing import Callable, Iterator, List, NamedTuple
+from types import FrameType
+from typing import Any, Callable, List, NamedTuple, Optional
 
-from bench.base import fio, machine, settings
+from bench import STARTED
+from bench.base import hardware, machine
 from bench.base.context import GIB, SUFFIX, BenchContext
-from bench.base.result import Result, as_json, as_table
+from bench.base.leftovers import Leftovers
+from bench.base.result import Result, as_json, as_table, combined, describe_not_run
 from bench.cases import (
     convert,
     copy,
@@ -29,7 +31,10 @@ from bench.cases import (
     small,
     step,
 )
+from bench.compare import main as compare
 from bench.compare.setup import Setup, contenders
+from bench.run import round_process, rounds
+from bench.run.progress import ProgressLine
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
 
@@ -37,32 +42,31 @@ REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
 class Case(NamedTuple):
     run: Callable[[BenchContext], None]
     description: str
-    uses_fio: bool = False
+    rounds: int = 1  # If no time is given.
     only_when_named: bool = False
 
 
 CASES = {
-    "copy": Case(copy.run, "the ways to copy memory, and which one a client chooses"),
-    "save": Case(save.run, "stall, durable bytes, publishing, the daemon's CPU and memory", uses_fio=True),
-    "small": Case(small.run, "10,000 tensors of 1 KiB"),
-    "handoff": Case(handoff.run, "Begin + Seal, with almost no bytes between them"),
-    "step": Case(step.run, "what a save costs training steps that run at the same time"),
-    "restore": Case(
-        restore.run, "from memory, from the disk, slices, and what it costs training steps", uses_fio=True
-    ),
+    "copy": Case(copy.run, "the ways to copy memory, and which one a client chooses", rounds=3),
+    "save": Case(save.run, "stall, durable bytes, publishing, the daemon's CPU and memory", rounds=3),
+    "small": Case(small.run, "10,000 tensors of 1 KiB", rounds=3),
+    "handoff": Case(handoff.run, "Begin + Seal, with almost no bytes between them", rounds=2),
+    "step": Case(step.run, "what a save costs training steps that run at the same time", rounds=2),
+    "restore": Case(restore.run, "from memory, from the disk, slices, and what it costs training steps", rounds=2),
     "ready": Case(ready.run, "start of a daemon that knows 1,000 checkpoints"),
     "scale": Case(scale.run, "what must not grow: 10,000 checkpoints, 1,000 roots, 256 ranks, 10,000 files"),
     "memory": Case(memory.run, "what the daemon keeps of 10,000 saves of 10,000 files"),
     "hostile": Case(hostile.run, "saves of a job beside a hostile user of the same daemon"),
     "nodes": Case(nodes.run, "what etcd costs a save of 3 nodes, and of 256 with 64 ranks each"),
-    "deepspeed": Case(deepspeed_save.run, "what save_checkpoint of DeepSpeed takes, beside DeepSpeed alone"),
+    "deepspeed": Case(deepspeed_save.run, "what save_checkpoint of DeepSpeed takes, beside DeepSpeed alone", rounds=2),
     "gpu": Case(
         gpu.run, "a state on a GPU: blocked steps, copies and restores; needs a GPU, and runs only when named", only_when_named=True
     ),
-    "convert": Case(convert.run, "checkpoints of 4 GiB of NxD and DeepSpeed into other layouts", uses_fio=True),
+    "convert": Case(convert.run, "checkpoints of 4 GiB of NxD and DeepSpeed into other layouts", rounds=2),
 }
 COMPARE = "compare"
 COMPARE_DESCRIPTION = "ckptd and other ways to save, in turns; takes half an hour, and runs only when named"
+COMPARE_ROUNDS = 2
 
 
 def parse_options() -> argparse.Namespace:
@@ -76,9 +80,15 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument(
         "cases", nargs="*", metavar="case", help="what to run; default: all cases but compare"
     )
-    parser.add_argument("--json", action="store_true", help="print a list of JSON objects instead of a table")
     parser.add_argument(
-        "--quick", action="store_true", help="use an eighth of the bytes and fewer rounds, for a test"
+        "--minutes",
+        type=float,
+        metavar="N",
+        help="measure round after round until this time is over; default: a few rounds of each case",
+    )
+    parser.add_argument("--json", action="store_true", help="print a JSON object instead of a table")
+    parser.add_argument(
+        "--quick", action="store_true", help="use an eighth of the bytes and one round, for a test"
     )
     parser.add_argument("--client", choices=SUFFIX, help="measure only this client")
     parser.add_argument(
@@ -115,6 +125,8 @@ def parse_options() -> argparse.Namespace:
         parser.error(
             f"no case {', '.join(sorted(unknown))}; there are {', '.join(name for name, _ in described)}"
         )
+    if options.minutes is not None and not options.minutes > 0:
+        parser.error(f"--minutes is {options.minutes:g}; it must be more than 0")
     if options.ranks < 1:
         parser.error(f"--ranks is {options.ranks}; a job has at least one rank")
     if not 1 <= options.pool <= 8:
@@ -126,66 +138,126 @@ def parse_options() -> argparse.Namespace:
     return options
 
 
-@contextlib.contextmanager
-def temporary_folder(parent: pathlib.Path, free: int) -> Iterator[pathlib.Path]:
-    """A folder on a disk with `free` bytes left. Removed at the end, with `parent` if that is empty then."""
-    parent.mkdir(parents=True, exist_ok=True)
-    machine.require_disk(parent, free)
-    folder = pathlib.Path(tempfile.mkdtemp(prefix="b", dir=parent))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        with contextlib.suppress(OSError):
-            parent.rmdir()
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def run_case(name: str, folder: pathlib.Path, options: argparse.Namespace, results: List[Result]) -> None:
-    case = CASES[name]
-    machine.log(f"{name}: {case.description}")
-    clients = [options.client] if options.client else list(SUFFIX)
-    with (
-        settings.reserved_huge_pages(fio.HUGE_PAGE_BYTES)
-        if case.uses_fio
-        else contextlib.nullcontext() as huge
-    ):
-        case.run(BenchContext(folder, options.quick, huge, clients, results))
+class Stopped(BaseException):
+    """A signal has asked for the end."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"the run was ended by {signal.Signals(number).name}")
+        self.number = number
 
 
-def run_comparison(folder: pathlib.Path, options: argparse.Namespace, results: List[Result]) -> str:
-    """Returns the tables."""
-    from bench.compare import main as compare  # Here, because its imports are slow.
+def raise_stopped(number: int, frame: Optional[FrameType]) -> None:
+    set_handlers(signal.SIG_DFL)  # A second one ends this process at once, and the guard removes what is left.
+    raise Stopped(number)
 
-    machine.log(f"{COMPARE}: {COMPARE_DESCRIPTION}")
-    setup = Setup(options.contenders, options.ranks, options.pool)
-    with contextlib.ExitStack() as stack:
-        if options.shared_huge_pages:
-            stack.enter_context(settings.changed(settings.SHARED_HUGE, options.shared_huge_pages))
-        huge = stack.enter_context(settings.reserved_huge_pages(fio.HUGE_PAGE_BYTES))
-        compared, tables = compare.run(
-            folder, options.quick, huge, options.workload, setup, options.plot, options.docs
+
+def set_handlers(handler: Any) -> None:
+    for number in SIGNALS:
+        signal.signal(number, handler)
+
+
+class Bench:
+    """The rounds of the cases that were asked for, and what they have measured."""
+
+    def __init__(self, options: argparse.Namespace, leftovers: Leftovers) -> None:
+        self._options = options
+        self._leftovers = leftovers
+        self._clients = [options.client] if options.client else list(SUFFIX)
+        self._request = compare.Request(
+            options.workload,
+            Setup(options.contenders, options.ranks, options.pool),
+            options.shared_huge_pages,
+            options.plot,
+            options.docs,
         )
-    results += compared
-    return tables
+        if COMPARE in options.cases:
+            self._request.check(options.quick)
+        chosen = {
+            name: case.rounds
+            for name, case in CASES.items()
+            if name in options.cases or (not options.cases and not case.only_when_named)
+        }
+        if COMPARE in options.cases:
+            chosen[COMPARE] = COMPARE_ROUNDS
+        self._cases = [rounds.Progress(name, 1 if options.quick else count) for name, count in chosen.items()]
+        self.machine = hardware.describe(leftovers.disk)
+
+    def run(self) -> Optional[Stopped]:
+        """Returns the signal that has ended it before its time, if there was one."""
+        budget = rounds.Budget(self._options.minutes, start=STARTED)
+        descriptions = {COMPARE: COMPARE_DESCRIPTION, **{name: case.description for name, case in CASES.items()}}
+        line = ProgressLine(sys.stderr, self._cases, descriptions, budget)
+        try:
+            rounds.run(self._cases, budget, functools.partial(self._measure, line.ticks), line)
+        except Stopped as stopped:
+            for case in self._cases:
+                case.why = case.why or str(stopped)
+            return stopped
+        finally:
+            line.clear()
+        return None
+
+    def _measure(
+        self, tick: Callable[[], None], case: rounds.Progress, number: int, limit: float
+    ) -> Any:
+        """Runs a round in a process of its own."""
+
+        def work(folder: pathlib.Path) -> Any:
+            results: List[Result] = []
+            context = BenchContext(folder, self._options.quick, self._clients, results, self._leftovers, number)
+            if case.name == COMPARE:
+                return compare.measure(context, self._request, self._leftovers)
+            CASES[case.name].run(context)
+            return results
+
+        return round_process.run(work, self._leftovers, limit, tick)
+
+    def report(self) -> str:
+        """The figures of all rounds that have ended, as text or JSON; empty text if there are none."""
+        results: List[Result] = []
+        tables: List[str] = []
+        for case in self._cases:
+            if case.name != COMPARE:
+                results += combined(case.values)
+        if results:
+            tables.append(as_table(results))
+        for case in self._cases:
+            if case.name == COMPARE and case.values:
+                compared, table = compare.report_rounds(case.values, self._request, self._leftovers.disk)
+                results += compared
+                tables.append(table)
+        not_run = rounds.not_run(self._cases)
+        if self._options.json:
+            return as_json(results, self.machine, not_run, self._options.quick)
+        if tables:
+            tables.insert(0, f"Machine: {hardware.in_words(self.machine)}")
+            if not_run:
+                tables.append(describe_not_run(not_run))
+        return "\n\n".join(tables)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether each case has a round, and none has failed."""
+        return all(case.is_complete for case in self._cases)
 
 
 def main() -> int:
     options = parse_options()
-    results: List[Result] = []
-    tables: List[str] = []
-    with contextlib.ExitStack() as stack:
-        folder = stack.enter_context(
-            temporary_folder(options.dir.resolve(), (2 if options.quick else 12) * GIB)
-        )
-        for name, case in CASES.items():
-            if name in options.cases or (not options.cases and not case.only_when_named):
-                run_case(name, folder, options, results)
-        if results:
-            tables.append(as_table(results))
-        if COMPARE in options.cases:
-            tables.append(run_comparison(folder, options, results))
-    print(as_json(results) if options.json else "\n\n".join(tables))
-    return 0
+    with Leftovers(options.dir.resolve()) as leftovers:
+        machine.require_disk(leftovers.disk, (2 if options.quick else 12) * GIB)
+        bench = Bench(options, leftovers)
+        set_handlers(raise_stopped)
+        stopped = bench.run()
+        set_handlers(signal.SIG_DFL)
+        report = bench.report()
+    if report:
+        print(report)
+    if stopped:
+        return 128 + stopped.number
+    return 0 if bench.is_complete else 1
 
 
 if __name__ == "__main__":

@@ -9,9 +9,11 @@ import statistics
 import tempfile
 from typing import Iterator, List, Optional, Sequence
 
-from bench.base import machine
+from bench.base import fio, settings
 from bench.base.daemon import Daemon
 from bench.base.goals import goal_of
+from bench.base.leftovers import Leftovers
+from bench.base.pages import PLAIN
 from bench.base.result import Result
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
@@ -19,22 +21,26 @@ SUFFIX = {"python": "", "cpp": ".cpp"}  # Of a figure's name, by client.
 
 
 class BenchContext:
+    """Of one round of a case."""
+
     def __init__(
         self,
         folder: pathlib.Path,
         quick: bool,
-        huge: Optional[pathlib.Path],
         clients: Sequence[str],
         results: List[Result],
+        leftovers: Optional[Leftovers] = None,
+        number: int = 1,
     ) -> None:
-        """huge: a file system of huge pages for fio's buffers, if they could be reserved."""
+        """leftovers: of the run; without it there are no huge pages for fio's buffers. number: of the round, from 1."""
         self.folder = folder  # On the disk that is measured.
         self.quick = quick
-        self.huge = huge
         self.clients = clients
+        self.number = number
         self.size = GIB // 4 if quick else 2 * GIB
         self.threads = min(4, os.cpu_count() or 1)  # As many as the clients copy with.
         self.results = results
+        self._leftovers = leftovers
 
     def report(self, result: Result) -> None:
         """Adds a figure, with its goal out of bench/base/goals.py if it has one there."""
@@ -42,7 +48,6 @@ class BenchContext:
         if goal is not None:
             result.goal, result.at_least = goal
         self.results.append(result)
-        machine.log(f"  {result.name} = {result.value:.4g} {result.unit}")
 
     @contextlib.contextmanager
     def daemon(self, pool: int, resident: bool = False, config: str = "") -> Iterator[Daemon]:
@@ -52,6 +57,20 @@ class BenchContext:
             Daemon(pathlib.Path(folder), pool, resident, config) as daemon,
         ):
             yield daemon
+
+    @contextlib.contextmanager
+    def fio_buffers(self, pages: str) -> Iterator[fio.Buffers]:
+        """Buffers for fio on pages like those of ckptd's own buffers.
+
+        Args:
+            pages: their kind, as bench/base/pages.py names it.
+        """
+        if pages == PLAIN or self._leftovers is None:
+            yield fio.Buffers(None, "buffers on pages of 4 KiB" + (", as ours" if pages == PLAIN else ", ours 2 MiB"))
+            return
+        with settings.reserved_huge_pages(fio.HUGE_PAGE_BYTES, self._leftovers) as reserved:
+            missing = f"buffers on pages of 4 KiB, ours 2 MiB ({reserved.why})"
+            yield fio.Buffers(reserved.folder, "buffers on pages of 2 MiB, as ours" if reserved.folder else missing)
 
     def new_root(self) -> pathlib.Path:
         return pathlib.Path(tempfile.mkdtemp(prefix="root", dir=self.folder))

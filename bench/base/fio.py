@@ -6,7 +6,7 @@ import json
 import pathlib
 import statistics
 import subprocess
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from bench.base import limits
 
@@ -28,7 +28,7 @@ FROM_MEMORY = combination(*COMBINATIONS[-1])
 
 class Fio:
     """Each call writes or reads `size` bytes; the calls take the combinations in turn. Reads need a `with` block, which makes
-    the file. huge: the file system of huge pages for the buffers, if there is one.
+    the file. huge: the file system of huge pages for the buffers; without it they are on pages of 4 KiB.
     """
 
     def __init__(
@@ -87,7 +87,9 @@ def job(
     ]  # fmt: skip
     if direction == "write":
         options += ["--fallocate=posix", "--end_fsync=1"]
-    if huge:
+    if not huge:
+        options.append("--iomem=mmapshared")  # Pages of 4 KiB, shared as the pool's are.
+    else:
         options += [f"--iomem=mmaphuge:{huge / name}", "--hugepage-size=2m"]
     return options
 
@@ -101,11 +103,18 @@ def run(jobs: List[List[str]]) -> List[Dict[str, Any]]:
     return list(json.loads(done.stdout[done.stdout.index("{") :])["jobs"])
 
 
-class Rates:
-    """The rates of several Fio together. only: those of the combination with this name."""
+class Buffers(NamedTuple):
+    """The memory of fio's buffers. huge: a file system whose pages have 2 MiB; without it they have 4 KiB."""
 
-    def __init__(self, huge: bool, measured: Sequence[Dict[str, List[float]]], only: str = "") -> None:
-        self._huge = huge
+    huge: Optional[pathlib.Path]
+    words: str
+
+
+class Rates:
+    """The rates of several Fio together. pages: those of its buffers, in words. only: the combination with this name."""
+
+    def __init__(self, pages: str, measured: Sequence[Dict[str, List[float]]], only: str = "") -> None:
+        self._pages = pages
         self._rates: Dict[str, List[float]] = {}
         for rates in measured:
             for name, values in rates.items():
@@ -124,6 +133,5 @@ class Rates:
         rate, name = self._best()
         values = self._rates[name]
         most = max(value for each in self._rates.values() for value in each)
-        pages = "huge-page buffers" if self._huge else "ordinary buffers (no huge pages available)"
         each = f"{rate / 1e9:.2f} GB/s ({name}, median of {len(values)}; the most of any: {most / 1e9:.2f})"
-        return f"fio: direct {what}, {pages}: {each}"
+        return f"fio: direct {what}, {self._pages}: {each}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import functools
 import mmap
 import os
 import pathlib
@@ -13,6 +13,8 @@ from typing import Callable, Dict, List, NamedTuple, Sequence, Tuple
 
 import torch
 from ckptd._memory import native
+
+from bench.base.pages import TRANSPARENT, Memory, describe_at
 
 _PIECE = 4 << 20
 Turn = Dict[str, float]  # Seconds of a copy, by the loop that copied.
@@ -60,32 +62,50 @@ def slowest_of(ranks: Sequence[Turn]) -> Turn:
 
 
 class MemoryCopy:
-    """Copies tensors into memory that is faulted in already, by each of the processor's loops in turn: the fastest of them is
-    the least that a save can take.
+    """Copies tensors by each of the processor's loops in turn, on the pages that a save or a restore copies on: into shared
+    memory like the pool's, or out of it. All pages are faulted in already. The fastest loop is the least that can be taken.
     """
 
-    def __init__(self, tensors: Sequence[torch.Tensor], threads: int) -> None:
+    def __init__(
+        self,
+        tensors: Sequence[torch.Tensor],
+        threads: int,
+        kind: str = TRANSPARENT,
+        out: bool = False,
+        touched: bool = True,
+    ) -> None:
+        """kind: of the pool's pages; by default those that a daemon asks for, and gets where the kernel has them.
+        out: copy out of the shared memory, which has the tensors' bytes, into the tensors.
+        """
         self.size = sum(t.numel() * t.element_size() for t in tensors)
-        target = mmap.mmap(-1, self.size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            target.madvise(mmap.MADV_HUGEPAGE)  # The fastest target that there is.
-        self._kept = (list(tensors), torch.frombuffer(memoryview(target), dtype=torch.uint8))
-        self._pieces = self._cut(threads)
+        self._tensors = list(tensors)
+        self.memory = Memory(self.size, kind, touched=touched)
         self._loops = native.copy_loops()
-        self._copy(len(self._loops) - 1)  # Faults in the target.
+        self._pieces = self._cut(threads, out=False)
+        if touched:
+            self._copy(len(self._loops) - 1)
+        self._pieces = self._cut(threads, out)
+        self._out = out
 
-    def _cut(self, threads: int) -> List[List[Tuple[int, int, int]]]:
+    def pages(self) -> str:
+        """Which pages the copies are from and to, in words."""
+        largest = max(self._tensors, key=lambda tensor: tensor.numel())
+        ours, theirs = self.memory.describe(), describe_at(largest.data_ptr())
+        source, target = (ours, theirs) if self._out else (theirs, ours)
+        return f"from {source} to {target}, touched"
+
+    def _cut(self, threads: int, out: bool) -> List[List[Tuple[int, int, int]]]:
         """The copies (to, from, bytes) of each thread; all threads have equally many bytes."""
-        tensors, target = self._kept
         share = -(-self.size // threads)
         pieces: List[List[Tuple[int, int, int]]] = [[] for _ in range(threads)]
         done = 0
-        for tensor in tensors:
+        for tensor in self._tensors:
             start, left = tensor.data_ptr(), tensor.numel() * tensor.element_size()
             while left:
                 thread = done // share
                 now = min(left, (thread + 1) * share - done)
-                pieces[thread].append((target.data_ptr() + done, start, now))
+                ours = self.memory.address + done
+                pieces[thread].append((start, ours, now) if out else (ours, start, now))
                 start, left, done = start + now, left - now, done + now
         return pieces
 
@@ -102,16 +122,13 @@ class MemoryCopy:
             turn[name] = self._copy(loop)
         return turn
 
+    def by(self, name: str) -> float:
+        """Copies everything once by the loop of this name. Returns the seconds."""
+        return self._copy(self._loops.index(name))
+
     def _copy(self, loop: int) -> float:
         """The seconds."""
-        others = [threading.Thread(target=self._run, args=(loop, work)) for work in self._pieces[1:]]
-        start = time.perf_counter()
-        for thread in others:
-            thread.start()
-        self._run(loop, self._pieces[0])
-        for thread in others:
-            thread.join()
-        return time.perf_counter() - start
+        return _in_parallel([functools.partial(self._run, loop, work) for work in self._pieces])
 
     @staticmethod
     def _run(loop: int, work: List[Tuple[int, int, int]]) -> None:
@@ -132,31 +149,37 @@ def take_memory_from_host(size: int) -> None:
             memory[at] = 1
 
 
-def copy_into_fresh_pages(tensors: Sequence[torch.Tensor], threads: int, name: str) -> float:
-    """The seconds of a plain loop that touches fresh huge pages, piece by piece, and copies into them by the loop of this name."""
+def copy_into_fresh_pages(source: Memory, size: int, threads: int, name: str) -> float:
+    """The seconds of a plain loop that touches fresh private pages, huge ones if the kernel gives them, piece by piece, and
+    copies the source's first `size` bytes there by the loop of this name.
+    """
     loop = native.copy_loops().index(name)
-    total = sum(tensor.nbytes for tensor in tensors)
-    target = mmap.mmap(-1, total + _PIECE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        target.madvise(mmap.MADV_HUGEPAGE)
-    begin = torch.frombuffer(memoryview(target), dtype=torch.uint8).data_ptr()
-    pieces = [
-        (source, min(_PIECE, tensor.nbytes - at))
-        for tensor in tensors
-        for at, source in ((at, tensor.data_ptr() + at) for at in range(0, tensor.nbytes, _PIECE))
-    ]
-    places = itertools.accumulate((size for _, size in pieces), initial=begin)
-    work = iter([(place, source, size) for place, (source, size) in zip(places, pieces)])
+    target = Memory(size, TRANSPARENT, shared=False, touched=False)
+    work = iter(range(0, size, _PIECE))
 
     def run() -> None:
-        for place, source, size in iter(lambda: next(work, None), None):  # The interpreter lock guards `work`.
-            native.copy_by_loop(loop, place, source, size)
+        for at in iter(lambda: next(work, None), None):  # The interpreter lock guards `work`.
+            native.copy_by_loop(loop, target.address + at, source.address + at, min(_PIECE, size - at))
 
-    others = [threading.Thread(target=run) for _ in range(threads - 1)]
+    return _in_parallel([run] * threads)
+
+
+def copy_into_fresh_pool(tensors: Sequence[torch.Tensor], threads: int, kind: str, name: str) -> float:
+    """The seconds to fault in shared memory as a daemon does with its pool, and to copy the tensors there by this loop."""
+    copy = MemoryCopy(tensors, threads, kind, touched=False)
+    start = time.perf_counter()
+    copy.memory.touch(threads)
+    copy.by(name)
+    return time.perf_counter() - start
+
+
+def _in_parallel(work: Sequence[Callable[[], object]]) -> float:
+    """The seconds. The first runs in this thread."""
+    others = [threading.Thread(target=each) for each in work[1:]]
     start = time.perf_counter()
     for thread in others:
         thread.start()
-    run()
+    work[0]()
     for thread in others:
         thread.join()
     return time.perf_counter() - start

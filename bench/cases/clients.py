@@ -13,6 +13,7 @@ from typing import Any, Dict, List, Optional
 from bench.base import limits
 from bench.base.context import MIB, BenchContext
 from bench.base.daemon import Daemon
+from bench.base.pages import PLAIN
 
 
 def run_python(
@@ -33,13 +34,13 @@ def run_python(
     return measured
 
 
-def run_first(context: BenchContext, pool: int) -> Dict[str, Any]:
+def run_first(context: BenchContext, pool: int, pages: str) -> Dict[str, Any]:
     """Starts a daemon when a process has its state, which then saves at once. Returns what the process printed."""
     with tempfile.TemporaryDirectory(prefix="ckptd-bench-") as folder:
         daemon = Daemon(pathlib.Path(folder), pool)
         command = [sys.executable, "-m", "bench.cases.programs.saving_process", "first", f"--endpoint={daemon.endpoint}"]
         command += [f"--root={context.new_root()}", "--rounds=1", f"--size={context.size}"]
-        command += [f"--threads={context.threads}"]
+        command += [f"--threads={context.threads}", f"--pages={pages}"]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as saving:
             assert saving.stdin and saving.stdout
             saving.stdout.readline()
@@ -50,10 +51,16 @@ def run_first(context: BenchContext, pool: int) -> Dict[str, Any]:
     return dict(json.loads(answer.strip().splitlines()[-1]))
 
 
-def run_cpp(context: BenchContext, daemon: Daemon, size: int, rounds: int, pieces: int = 1) -> Dict[str, Any]:
-    """Runs bench_save.cc: one file of `size` bytes from so many pieces, saved once cold and then `rounds` times."""
+def run_cpp(
+    context: BenchContext, daemon: Daemon, size: int, rounds: int, pieces: int = 1, pages: str = PLAIN
+) -> Dict[str, Any]:
+    """Runs bench_save.cc: one file of `size` bytes from so many pieces, saved once cold and then `rounds` times.
+
+    Args:
+        pages: the kind of the pool's, to which the copies go that the saves are held against.
+    """
     root = context.new_root()
-    arguments = [daemon.endpoint, str(root), size, rounds + 1, context.threads, pieces]
+    arguments = [daemon.endpoint, str(root), size, rounds + 1, context.threads, pieces, pages]
     command = [cpp_program(), *map(str, arguments)]
     saves = []
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as program:
@@ -70,6 +77,7 @@ def run_cpp(context: BenchContext, daemon: Daemon, size: int, rounds: int, piece
     return {
         "bytes": size,
         "copies": [save["copies"] for save in saves],
+        "pages": saves[0]["pages"],
         "cold": saves[0]["stall_s"],
         "warm": [save["stall_s"] for save in saves[1:]],
         "keys": [(str(root), f"bench_{save['save']}") for save in saves],

@@ -10,9 +10,9 @@ import statistics
 import subprocess
 import sys
 import time
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Dict, List, Sequence, Tuple
 
-from bench.base import fio, limits, machine
+from bench.base import fio, limits, machine, pages
 from bench.base.context import GIB, MIB, BenchContext, describe_rates
 from bench.base.result import Result
 from bench.cases.programs import nxd_checkpoint, zero_checkpoint
@@ -76,10 +76,9 @@ def measure(context: BenchContext, conversion: Conversion, size: int) -> None:
     tag = context.folder / "tag"
     writer = f"bench.cases.programs.{conversion.writer}"
     subprocess.run([sys.executable, "-m", writer, str(tag), str(size), *conversion.states], check=True)
-    limit = FioCopy(context.folder, size, context.huge)
     runs = []
-    with limit:
-        for _ in range(2 if context.quick else 4):
+    with context.fio_buffers(pages.private_kind()) as buffers, FioCopy(context.folder, size, buffers) as limit:
+        for _ in range(2):
             limit()
             runs.append(convert(context.folder, tag, conversion))
             limit()
@@ -92,7 +91,7 @@ def measure(context: BenchContext, conversion: Conversion, size: int) -> None:
     context.report(Result(f"convert.{conversion.name}.vs_copy", ratio, "x", words, 0.7, at_least=True))
     memory = max(memory for _, _, memory in runs) / MIB
     words = f"the highest VmHWM of ckptctl, converting {moved / 1e9:.2f} GB"
-    context.report(Result(f"convert.{conversion.name}.rss_mib", memory, "MiB", words, 512))
+    context.report(Result(f"convert.{conversion.name}.rss_mib", memory, "MiB", words, 512, combine=max))
     shutil.rmtree(tag)
 
 
@@ -127,8 +126,8 @@ def most_resident(pid: int) -> int:
 class FioCopy:
     """Each call has fio read one file and write another concurrently. Used in a `with` block, which makes the file to read."""
 
-    def __init__(self, folder: pathlib.Path, size: int, huge: Optional[pathlib.Path]) -> None:
-        self._folder, self._size, self._huge = folder, size, huge
+    def __init__(self, folder: pathlib.Path, size: int, buffers: fio.Buffers) -> None:
+        self._folder, self._size, self._buffers = folder, size, buffers
         self._next = 0
         self._rates: Dict[str, List[float]] = {}
 
@@ -151,11 +150,11 @@ class FioCopy:
         self._rates.setdefault(fio.combination(block, depth), []).append(self._size / seconds)
 
     def rates(self) -> fio.Rates:
-        return fio.Rates(self._huge is not None, [self._rates])
+        return fio.Rates(self._buffers.words, [self._rates])
 
     def _fio(self, jobs: Dict[str, pathlib.Path], block: int, depth: int) -> float:
         """Seconds until the slowest job is done."""
         measured = fio.run(
-            [fio.job(name, name, file, self._size, block, depth, self._huge) for name, file in jobs.items()]
+            [fio.job(name, name, file, self._size, block, depth, self._buffers.huge) for name, file in jobs.items()]
         )
         return max(float(job[job["jobname"]]["runtime"]) for job in measured) / 1e3

@@ -24,9 +24,9 @@ def _saves(context: BenchContext, count: int) -> List[Sequence[Dict[str, Any]]]:
     """What each rank measured in each round."""
     size = context.size // 2
     with context.daemon(size * STATE_FACTOR * 3 // 2) as daemon:
-        daemon.wait_for_pool()
+        pages = daemon.wait_for_pool()
         arguments = [f"--endpoint={daemon.endpoint}", f"--root={context.new_root()}", f"--size={size}"]
-        arguments += [f"--count={count}", f"--rounds={2 if context.quick else 7}"]
+        arguments += [f"--count={count}", f"--rounds={2 if context.quick else 3}", f"--pages={pages}"]
         with Job("bench.cases.programs.deepspeed_rank", daemon.folder, "deepspeed", arguments, RANKS) as job:
             job.wait(1200)
             events = [(job.events(rank, "save"), job.events(rank, "stock")) for rank in range(RANKS)]
@@ -39,8 +39,8 @@ def _report(context: BenchContext, name: str, count: int, rounds: List[Sequence[
     ours, nothing, stock = (statistics.median(seconds[engine]) for engine in ENGINES)
     total = sum(rank["bytes"] for rank in rounds[0])
     words = (
-        f"ZeRO-2 on {RANKS} ranks, {count} parameters, {total / 1e9:.2f} GB in all; a copy of a rank's bytes by {copy.loop}: "
-        f"{copy.seconds * 1e3:.0f} ms; save_checkpoint by an engine that saves nothing "
+        f"ZeRO-2 on {RANKS} ranks, {count} parameters, {total / 1e9:.2f} GB in all; a copy of a rank's bytes by {copy.loop}, "
+        f"{rounds[0][0]['pages']}: {copy.seconds * 1e3:.0f} ms; save_checkpoint by an engine that saves nothing "
         f"{describe_milliseconds(seconds['nothing'])}, ours {describe_milliseconds(seconds['ours'])}"
     )
     context.report(Result(f"save.stall.deepspeed.{name}", (ours - nothing) / copy.seconds, "x", words, 1.2))

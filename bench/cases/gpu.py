@@ -15,7 +15,6 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional
 
 import ckptd
 
-from bench.base import machine
 from bench.base.context import BenchContext, describe_milliseconds, describe_rates
 from bench.base.result import Result
 
@@ -47,10 +46,9 @@ def run(context: BenchContext) -> None:
         raise SystemExit("tools/bench gpu needs torch") from None
     if not torch.cuda.is_available():
         raise SystemExit("tools/bench gpu needs a GPU, and torch finds none (torch.cuda.is_available() is false)")
-    machine.log(f"  {torch.cuda.get_device_name()}, torch {torch.__version__}")
-    _warn_others()
+    others = _others()
     for size in QUICK_SIZES if context.quick else SIZES:
-        job = _Job(size)
+        job = _Job(size, others)
         with context.daemon(size.gigabytes * GB * 9 // 4, resident=True) as daemon:
             daemon.wait_for_pool()
             with ckptd.connect(daemon.endpoint) as client:
@@ -64,21 +62,23 @@ def run(context: BenchContext) -> None:
         torch.cuda.empty_cache()
 
 
-def _warn_others() -> None:
+def _others() -> str:
+    """A warning, or nothing."""
     import torch
 
     free, total = torch.cuda.mem_get_info()
-    if free < 0.95 * total:
-        machine.log(f"  other processes use {(total - free) / GB:.1f} GB of the GPU: the figures are not of an idle machine")
+    used = (total - free) / GB
+    return f"; other processes use {used:.1f} GB of the GPU, which is not idle then" if free < 0.95 * total else ""
 
 
 class _Job:
     """A training: a chain of linear layers, whose state_dict() has the bytes that were asked for."""
 
-    def __init__(self, size: Size) -> None:
+    def __init__(self, size: Size, others: str) -> None:
         import torch
 
         self.size = size
+        self.others = others  # A warning about them.
         dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[size.dtype]
         layers = max(1, size.gigabytes * GB // (WIDTH * (WIDTH + 1) * dtype.itemsize))
         torch.manual_seed(7)
@@ -155,17 +155,17 @@ def _measure_saves(context: BenchContext, job: _Job, run: ckptd.Run) -> None:
         d2h.append(limits.d2h())
         saved[-1].wait(timeout=300)
     name = job.size.name
-    words = f"a step takes {usual * 1e3:.0f} ms; {len(job.state)} tensors"
+    words = f"a step takes {usual * 1e3:.0f} ms; {len(job.state)} tensors{job.others}"
     _report(context, f"gpu.call_ms.{name}", [one * 1e3 for one in calls], "ms", f"run.save(stage=overlap); {words}")
     _report(
         context,
         f"gpu.blocked_ms.{name}",
         [one * 1e3 for one in blocked],
         "ms",
-        f"the step with the save, beside one without: {describe_milliseconds(quiet)}",
+        f"the step with the save, beside one without: {describe_milliseconds(quiet)}{job.others}",
     )
     limit = statistics.median(d2h)
-    words = f"cudaMemcpyAsync of the same tensors: {describe_rates([job.bytes / one for one in d2h])}"
+    words = f"cudaMemcpyAsync of the same tensors and torch's pinned memory: {describe_rates([job.bytes / one for one in d2h])}"
     context.report(
         Result(
             f"gpu.d2h.vs_limit.{name}",
@@ -202,7 +202,7 @@ def _measure_restore(context: BenchContext, job: _Job, run: ckptd.Run, limits: "
                 torch.cuda.synchronize()
                 fresh.append(time.perf_counter() - begin)
             del loaded
-    words = f"cudaMemcpyAsync of the same tensors: {describe_rates([job.bytes / one for one in h2d])}"
+    words = f"cudaMemcpyAsync of the same tensors and torch's pinned memory: {describe_rates([job.bytes / one for one in h2d])}"
     name = job.size.name
     for what, found in (("into", into), ("fresh", fresh)):
         if found:

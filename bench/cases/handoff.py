@@ -10,7 +10,7 @@ from bench.cases import clients
 
 
 def run(context: BenchContext) -> None:
-    rounds = 50 if context.quick else 400
+    rounds = 50 if context.quick else 200
     with context.daemon(64 * MIB) as daemon:
         for client in context.clients:
             daemon.wait_for_pool()

@@ -32,9 +32,9 @@ def run(context: BenchContext) -> None:
         alone.append(_job(context, daemon, rounds))
     quiet = [seconds for job in alone for seconds in job["stalls"]]
     words = f"of {rounds}, beside a user who holds memory, opens sessions and lists; alone {sum(job['failed'] for job in alone)}"
-    context.report(Result("hostile.failed_saves", beside["failed"], "", words))
+    context.report(Result("hostile.failed_saves", beside["failed"], "", words, combine=sum))
     words = f"a save waits at most {BUSY_SECONDS} s for room; alone {max(quiet) * 1e3:.0f} ms"
-    context.report(Result("hostile.longest_stall_s", max(beside["stalls"]), "s", words))
+    context.report(Result("hostile.longest_stall_s", max(beside["stalls"]), "s", words, combine=max))
     words = f"stalls alone {describe_milliseconds(quiet)}; beside the hostile user {describe_milliseconds(beside['stalls'])}"
     value = statistics.median(beside["stalls"]) / statistics.median(quiet)
     context.report(Result("hostile.stall", value, "x", words))

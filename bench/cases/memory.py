@@ -22,7 +22,7 @@ def run(context: BenchContext) -> None:
         f"growth outside the pool from the first save of {FILES} files to {saves} more that are aborted and "
         f"{committed} that are committed; {last / MIB:.0f} MiB at the end"
     )
-    context.report(Result("daemon.rss_of_ended_saves_mib", (last - first) / MIB, "MiB", words, 32))
+    context.report(Result("daemon.rss_of_ended_saves_mib", (last - first) / MIB, "MiB", words, 32, combine=max))
 
 
 def memory_of_saves(daemon: Daemon, root: pathlib.Path, saves: int, committed: int) -> List[int]:

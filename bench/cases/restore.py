@@ -9,9 +9,9 @@ import subprocess
 import sys
 import threading
 import time
-from typing import Any, Callable, Dict, List, NamedTuple
+from typing import Any, Callable, Dict, List, NamedTuple, Tuple
 
-from bench.base import fio, limits
+from bench.base import fio, limits, pages
 from bench.base.context import MIB, BenchContext, describe_milliseconds, describe_rates
 from bench.base.daemon import Daemon
 from bench.base.gpt_steps import small_gpt_steps
@@ -22,41 +22,53 @@ SMALL = 16 * MIB  # As many tensors as the large state has, and almost no bytes.
 
 
 def run(context: BenchContext) -> None:
-    rounds = 2 if context.quick else 4
     with context.daemon(context.size * 5 // 2, resident=True) as daemon:
-        daemon.wait_for_pool()
+        pool = f"--pages={daemon.wait_for_pool()}"
         root = context.new_root()
         saved = _run_process(context, daemon, root, "save")
         small_root = context.new_root()
         small_saved = _run_process(context, daemon, small_root, "save", f"--size={SMALL}")
         small: List[Dict[str, Any]] = []
         memory: Dict[str, List[Dict[str, Any]]] = {"into": [], "fresh": [], "torch": [], "mapped": []}
-        for _ in range(rounds):
-            small.append(_resume(context, daemon, small_root, small_saved, "into", f"--size={SMALL}"))
+        for _ in range(_turns(context)):
+            small.append(_resume(context, daemon, small_root, small_saved, "into", f"--size={SMALL}", pool))
             for how, runs in memory.items():
-                runs.append(_resume(context, daemon, root, saved, how))
+                runs.append(_resume(context, daemon, root, saved, how, pool))
                 # A few bytes may be of a library that was not in the page cache.
                 if runs[-1]["disk"] > runs[-1]["bytes"] // 20:
                     raise SystemExit(
                         f"{runs[-1]['disk']} of {runs[-1]['bytes']} bytes were read from the disk, and not from memory"
                     )
         daemon.restart()  # Its successor has no checkpoint in memory.
-        limit = fio.Fio(context.folder, context.size, context.huge, "read")
-        disk: Dict[str, List[Dict[str, Any]]] = {"into": [], "fresh": [], "torch": []}
-        with limit:
-            for _ in range(rounds):
-                for how, measured in disk.items():
-                    limit()
-                    measured.append(_resume(context, daemon, root, saved, how))
-                    limit()
-        ranges = _run_process(context, daemon, root, "ranges")
         besides = _report_besides_bytes(context, small)
         _report_memory(context, memory, besides)
-        plain = statistics.median(run["bytes"] / seconds for run in disk["fresh"] for seconds in run["plain"])
-        _report_disk(context, disk, besides, fio.Rates(context.huge is not None, [limit.rates]), plain)
-        words = f"the chunks that 1 % of {ranges['size'] / 1e9:.2f} GB in {ranges['ranges']} slices touches"
-        context.report(Result("restore.ranges.1pct", ranges["read"] / ranges["touched"], "x", words, 1.05))
-        _report_steps(context, daemon, root)
+        with context.fio_buffers(pages.private_kind()) as buffers:
+            disk, limit = _measure_disk(context, daemon, root, saved, buffers)
+            plain = statistics.median(run["bytes"] / seconds for run in disk["fresh"] for seconds in run["plain"])
+            _report_disk(context, disk, besides, limit, plain)
+            ranges = _run_process(context, daemon, root, "ranges")
+            words = f"the chunks that 1 % of {ranges['size'] / 1e9:.2f} GB in {ranges['ranges']} slices touches"
+            context.report(Result("restore.ranges.1pct", ranges["read"] / ranges["touched"], "x", words, 1.05))
+            _report_steps(context, daemon, root, buffers)
+
+
+def _turns(context: BenchContext) -> int:
+    return 1 if context.quick else 2
+
+
+def _measure_disk(
+    context: BenchContext, daemon: Daemon, root: pathlib.Path, saved: Dict[str, Any], buffers: fio.Buffers
+) -> Tuple[Dict[str, List[Dict[str, Any]]], fio.Rates]:
+    """Restores from the disk, in turns with fio's reading. What is copied into new tensors comes out of the reader's private buffers."""
+    disk: Dict[str, List[Dict[str, Any]]] = {"into": [], "fresh": [], "torch": []}
+    limit = fio.Fio(context.folder, context.size, buffers.huge, "read")
+    with limit:
+        for _ in range(_turns(context)):
+            for how, measured in disk.items():
+                limit()
+                measured.append(_resume(context, daemon, root, saved, how, "--private"))
+                limit()
+    return disk, fio.Rates(buffers.words, [limit.rates])
 
 
 def _run_process(
@@ -115,14 +127,14 @@ def _report_memory(context: BenchContext, memory: Dict[str, List[Dict[str, Any]]
         runs = memory[how]
         copy = limits.best_copy([turn for run in runs for turn in run["copies"]])
         seconds = [run["seconds"] - (besides if how == "into" else 0) for run in runs]
-        words = f"a copy of {runs[0]['bytes'] / 1e9:.2f} GB by {copy.loop}, {context.threads} threads: {copy.seconds * 1e3:.0f} ms"
+        words = f"a copy of {runs[0]['bytes'] / 1e9:.2f} GB by {copy.loop}, {context.threads} threads, {runs[0]['pages']}: {copy.seconds * 1e3:.0f} ms"
         words = f"{words}; ours {describe_milliseconds(seconds)}, {_WORDS[how]}"
         words += ", without restore.besides_bytes_ms" if how == "into" else ""
         value = copy.seconds / statistics.median(seconds)
         context.report(Result(name, value, "x", words))
     plain = [seconds for run in memory["fresh"] for seconds in run["plain"]]
     seconds = [run["seconds"] - besides for run in memory["fresh"]]
-    words = f"a plain loop that touches fresh huge pages and copies: {describe_milliseconds(plain)}"
+    words = f"a plain loop that copies from {memory['fresh'][0]['plain_pages']}: {describe_milliseconds(plain)}"
     words = f"{words}; ours {describe_milliseconds(seconds)}, without restore.besides_bytes_ms"
     value = statistics.median(plain) / statistics.median(seconds)
     context.report(Result("restore.resident.fresh", value, "x", words))
@@ -133,7 +145,7 @@ def _report_disk(
     context: BenchContext, disk: Dict[str, List[Dict[str, Any]]], besides: float, limit: fio.Rates, plain: float
 ) -> None:
     """plain: the rate of a loop that copies into fresh pages, which new tensors need, too."""
-    both = f"{limit.description('read')}; a plain loop into fresh huge pages: {plain / 1e9:.2f} GB/s"
+    both = f"{limit.description('read')}; a plain loop from {disk['fresh'][0]['plain_pages']}: {plain / 1e9:.2f} GB/s"
     for how, name, best, described in (
         ("into", "restore.disk.vs_fio", limit.best(), limit.description("read")),
         ("fresh", "restore.disk.fresh", min(limit.best(), plain), f"the slower of {both}"),
@@ -152,13 +164,13 @@ def _report_against_torch(context: BenchContext, name: str, runs: Dict[str, List
     context.report(Result(name, value, "x", words, 3, at_least=True))
 
 
-def _report_steps(context: BenchContext, daemon: Daemon, root: pathlib.Path) -> None:
+def _report_steps(context: BenchContext, daemon: Daemon, root: pathlib.Path, buffers: fio.Buffers) -> None:
     """Trains on one core while another job restores from the disk, in turns: normally, in the background, and, as the limit,
     while fio reads the same file. Each is between quiet steps of its own.
     """
     step = small_gpt_steps()
     files = sorted(root.glob("state/*.pt"), key=lambda file: file.stat().st_size)
-    job = fio.job("steps", "read", files[-1], files[-1].stat().st_size, *fio.COMBINATIONS[0], context.huge)
+    job = fio.job("steps", "read", files[-1], files[-1].stat().st_size, *fio.COMBINATIONS[0], buffers.huge)
     command = _command(context, daemon, root, "again")
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
 
@@ -176,7 +188,7 @@ def _report_steps(context: BenchContext, daemon: Daemon, root: pathlib.Path) -> 
         }
         beside: Dict[str, List[_StepCost]] = {how: [] for how in work}
         restore("normal")  # The first one is cold.
-        for turn in range(2 if context.quick else 15):
+        for turn in range(1 if context.quick else 5):
             for how in [*work][turn % 3 :] + [*work][: turn % 3]:
                 limits.wait_for_idle_disk(root)
                 limits.drop_from_page_cache(files)
@@ -192,7 +204,7 @@ def _report_steps(context: BenchContext, daemon: Daemon, root: pathlib.Path) -> 
         ratios = sorted(one.inflation for one in beside[how])
         words = (
             f"{len(ratios)} restores from the disk, each against {QUIET_STEPS} quiet steps: {ratios[0]:.2f} to {ratios[-1]:.2f}, in "
-            f"{describe_milliseconds([one.seconds for one in beside[how]])}; the same during a read by fio: {limit:.3f}"
+            f"{describe_milliseconds([one.seconds for one in beside[how]])}; the same during a read by fio, {buffers.words}: {limit:.3f}"
         )
         context.report(Result(name, statistics.median(ratios), "x", words, 1.02))
 

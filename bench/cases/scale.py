@@ -97,7 +97,8 @@ def _files(context: BenchContext, count: int) -> None:
     with context.daemon(256 * MIB) as daemon:
         daemon.wait_for_pool()
         rank = Rank(daemon, context.new_root(), files=count)
-        _report_calls(context, daemon, "scale.files", [rank], 30, f"saves of {count} empty files, the request included")
+        rounds = 10 if context.quick else 30
+        _report_calls(context, daemon, "scale.files", [rank], rounds, f"saves of {count} empty files, the request included")
         rank.close()
 
 

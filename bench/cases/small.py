@@ -10,12 +10,12 @@ from bench.cases import clients
 
 
 def run(context: BenchContext) -> None:
-    rounds = 5 if context.quick else 15
+    rounds = 5
     with context.daemon(256 * MIB) as daemon:
         daemon.wait_for_pool()
         python = clients.run_python(context, daemon, "many", rounds)
         torch_save = min(python["torch"])
-        limit = f"torch.save of the same into memory: {torch_save * 1e3:.1f} ms at best"
+        limit = f"torch.save of the same into fresh private memory: {torch_save * 1e3:.1f} ms at best"
         warm = {"python": python["warm"]}
         if "cpp" in context.clients:
             daemon.wait_for_pool()

@@ -21,7 +21,7 @@ def run(context: BenchContext) -> None:
     measured = _saves(context, ranks)
     copy = limits.best_copy([limits.slowest_of([entry["copy"] for entry in entries]) for entries in measured])
     lost = [max(entry["lost"] for entry in entries) for entries in measured]
-    words = f"a copy of a rank's bytes by {copy.loop}, {ranks} ranks on {cores} cores: {copy.seconds * 1e3:.0f} ms"
+    words = f"a copy of a rank's bytes by {copy.loop}, {ranks} ranks on {cores} cores, {measured[0][0]['pages']}: {copy.seconds * 1e3:.0f} ms"
     words = f"{words}; ours {describe_milliseconds(lost)}"
     context.report(Result("save.lost.vs_copy", statistics.median(lost) / copy.seconds, "x", words))
 
@@ -42,9 +42,9 @@ def _saves(context: BenchContext, ranks: int) -> List[Sequence[Dict[str, Any]]]:
     """What each rank measured of each warm save."""
     size = max(context.size, GIB)  # So large that some steps end while it is written.
     with context.daemon(size * 3 // 2) as daemon:
-        daemon.wait_for_pool()
-        arguments = [f"--endpoint={daemon.endpoint}", f"--root={context.new_root()}"]
-        arguments += [f"--rounds={2 if context.quick else 7}", f"--size={size // ranks}"]
+        pages = daemon.wait_for_pool()
+        arguments = [f"--endpoint={daemon.endpoint}", f"--root={context.new_root()}", f"--pages={pages}"]
+        arguments += [f"--rounds={1 if context.quick else 3}", f"--size={size // ranks}"]
         with Job("bench.cases.programs.training_rank", daemon.folder, "steps", arguments, ranks) as job:
             job.wait(600)
         return list(zip(*(job.events(rank, "save") for rank in range(ranks))))

@@ -16,10 +16,10 @@ PERFORMANCE, PICTURE = "docs/performance.md", "docs/compare.svg"
 BEGIN, END = "<!-- tools/bench compare: begin -->", "<!-- tools/bench compare: end -->"
 
 
-def write(root: pathlib.Path, comparisons: List[Comparison]) -> None:
-    """comparisons: of all workloads."""
+def write(root: pathlib.Path, comparisons: List[Comparison], disk: pathlib.Path) -> None:
+    """comparisons: of all workloads. disk: a folder on the one that was measured."""
     tables = [f"{report.caption(each)}\n\n{report.markdown(each, report.COLUMNS)}" for each in comparisons]
-    replace_figures(root / PERFORMANCE, "\n\n".join([report.describe_machine(root), *tables]))
+    replace_figures(root / PERFORMANCE, "\n\n".join([report.describe_machine(disk), *tables]))
     plot(comparisons, root / PICTURE)
     subprocess.run([sys.executable, str(root / "docs/pictures.py")], check=True)  # The README's timeline has their figures.
 

@@ -7,6 +7,7 @@ import statistics
 from typing import Any, Dict, List
 
 from bench.base import limits
+from bench.base.fio import Rates
 
 FIGURES = {  # Meaning, unit.
     "first": "stall of a process's first save, s",
@@ -30,6 +31,7 @@ class Figures:
     values: Dict[str, List[float]] = dataclasses.field(default_factory=lambda: {name: [] for name in FIGURES})
     copies: List[limits.Turn] = dataclasses.field(default_factory=list)
     size: int = 0  # Bytes of a checkpoint, of all ranks together.
+    rounds: int = 1
     unsynced: str = ""  # What is not synced when the library reports the end.
 
     def add(self, ranks: List[Dict[str, Any]], private: int, shared: int) -> None:
@@ -54,6 +56,12 @@ class Figures:
         self.values["shared"].append(shared / self.size)
         self.copies += [limits.slowest_of(turns) for turns in zip(*(rank["copies"] for rank in ranks))]
 
+    def extend(self, other: "Figures") -> None:
+        for name, values in other.values.items():
+            self.values[name] += values
+        self.copies += other.copies
+        self.rounds += other.rounds
+
     def __getitem__(self, name: str) -> float:
         """The median of a figure."""
         return statistics.median(self.values[name])
@@ -66,8 +74,28 @@ class Comparison:
     workload: str
     ranks: int
     figures: Dict[str, Figures]  # By contender.
-    fio: float  # Bytes per second.
-    fio_description: str
+    fio_rates: Dict[str, List[float]]  # As Fio.rates.
+    fio_pages: str  # Of fio's buffers, in words.
+
+    @property
+    def fio(self) -> float:
+        """The bytes per second of fio's best rate."""
+        return self._disk.best()
+
+    @property
+    def fio_description(self) -> str:
+        return self._disk.description()
+
+    @property
+    def _disk(self) -> Rates:
+        return Rates(self.fio_pages, [self.fio_rates])
+
+    def add(self, other: "Comparison") -> None:
+        """Adds another round of the same workload."""
+        for name, figures in other.figures.items():
+            self.figures[name].extend(figures)
+        for combination, rates in other.fio_rates.items():
+            self.fio_rates.setdefault(combination, []).extend(rates)
 
     @property
     def size(self) -> int:
@@ -75,5 +103,7 @@ class Comparison:
 
     @property
     def copy(self) -> limits.BestCopy:
-        """A copy of a rank's bytes by the fastest loop, by one thread of each rank, all ranks concurrently."""
+        """A copy of a rank's bytes by the fastest loop, by one thread of each rank, all ranks concurrently, into shared pages as
+        the pool of ckptd's daemon has them.
+        """
         return limits.best_copy([turn for figures in self.figures.values() for turn in figures.copies])

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import pathlib
 import platform
-import subprocess
 from typing import Callable, Dict, List
 
-from bench.base import machine
+from bench.base import hardware
 from bench.base.goals import GOALS
 from bench.base.result import Result
 from bench.compare import requirements
@@ -29,8 +27,9 @@ def results(comparisons: List[Comparison]) -> List[Result]:
     largest = max(comparisons, key=lambda comparison: comparison.size)
     if catalog.CKPTD not in largest.figures:
         return found
-    lost = largest.figures[catalog.CKPTD]["lost"] / largest.copy.seconds
-    return [*found, Result("save.lost.vs_copy", lost, "x", _describe_copy(largest), LOST_GOAL)]
+    ours = largest.figures[catalog.CKPTD]
+    words, lost = _describe_copy(largest), ours["lost"] / largest.copy.seconds
+    return [*found, Result("save.lost.vs_copy", lost, "x", words, LOST_GOAL, rounds=ours.rounds)]
 
 
 def _results(comparison: Comparison) -> List[Result]:
@@ -43,17 +42,18 @@ def _results(comparison: Comparison) -> List[Result]:
             if not values:
                 continue
             words = f"{meaning}: median of {len(values)}, {min(values):.3f}-{max(values):.3f}"
-            found.append(Result(f"{prefix}.{name}", figures[name], meaning.rpartition(", ")[2], words))
+            unit = meaning.rpartition(", ")[2]
+            found.append(Result(f"{prefix}.{name}", figures[name], unit, words, rounds=figures.rounds))
         for name in ("stall", "lost"):
-            found.append(Result(f"{prefix}.{name}.vs_copy", figures[name] / comparison.copy.seconds, "x", copy))
+            found.append(Result(f"{prefix}.{name}.vs_copy", figures[name] / comparison.copy.seconds, "x", copy, rounds=figures.rounds))
         rate = comparison.size / figures["durable"] / comparison.fio
-        found.append(Result(f"{prefix}.durable.vs_fio", rate, "x", comparison.fio_description))
+        found.append(Result(f"{prefix}.durable.vs_fio", rate, "x", comparison.fio_description, rounds=figures.rounds))
     return found
 
 
 def _describe_copy(comparison: Comparison) -> str:
     copy = comparison.copy
-    return f"one copy of a rank's bytes by {copy.loop}, {comparison.ranks} ranks concurrently, one thread each: {copy.seconds * 1e3:.0f} ms"
+    return f"one copy of a rank's bytes by {copy.loop}, {comparison.ranks} ranks concurrently, one thread each, into shared pages as the pool's: {copy.seconds * 1e3:.0f} ms"
 
 
 # ---- tables ----------------------------------------------------------------------------------------------
@@ -137,15 +137,7 @@ def markdown_name(contender: str) -> str:
 
 
 def describe_machine(place: pathlib.Path) -> str:
-    """The machine, the file system of a folder on it, and the versions of everything that was measured."""
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    kind = subprocess.run(
-        ["findmnt", "-no", "FSTYPE", "-T", place], capture_output=True, text=True
-    ).stdout.strip()
+    """The machine, with the disk of a folder, and the versions of everything that was measured."""
     versions = requirements.versions("ckptd", "torch", "safetensors", "numpy")
     named = ", ".join(f"{name} {version}" for name, version in versions.items())
-    return (
-        f"{machine.processor()}, {os.cpu_count()} cores, {memory / 2**30:.0f} GiB of memory, Linux {platform.release().split('-')[0]}, "
-        f"{kind}; "
-        f"Python {platform.python_version()}, {named}."
-    )
+    return f"{hardware.in_words(hardware.describe(place))}; Python {platform.python_version()}, {named}."

@@ -11,7 +11,7 @@ from typing import Iterator, List, Optional, Tuple
 
 from bench.base import machine
 from bench.base.daemon import Daemon
-from bench.base.fio import Fio, Rates
+from bench.base.fio import Buffers, Fio
 from bench.compare.figures import Comparison, Figures
 from bench.compare.processes import MemoryWatch, shared_memory
 from bench.compare.rank import Plan
@@ -40,7 +40,9 @@ def _can_run(contender: str, workload: str) -> bool:
     return True
 
 
-class Rounds:
+class Round:
+    """All contenders once, for one workload."""
+
     def __init__(
         self, workload: str, setup: Setup, folder: pathlib.Path, quick: bool, huge: Optional[pathlib.Path]
     ) -> None:
@@ -51,20 +53,18 @@ class Rounds:
         self._quick = quick
         self._size = setup.ranks * (QUICK_SIZE if quick else SIZES[workload])
         self._pool = int(self._size * setup.pool_states)
-        self._huge = huge
         self._figures = {name: Figures() for name in self._contenders}
         self._fio = Fio(folder, self._size, huge)
 
-    def run(self, rounds: int) -> Comparison:
-        for number in range(rounds):
-            # Each round begins with another contender, so that delayed work of the disk affects all alike.
-            first = number * len(self._contenders) // rounds
-            for name in self._contenders[first:] + self._contenders[:first]:
-                machine.log(f"  {self._workload}, round {number + 1} of {rounds}: {name}")
-                self._fio()
-                self._job(name)
-        rates = Rates(self._huge is not None, [self._fio.rates])
-        return Comparison(self._workload, self._ranks, self._figures, rates.best(), rates.description())
+    def run(self, number: int, pages: str) -> Comparison:
+        """number: of the round, from 1. pages: of fio's buffers, in words."""
+        # Each round begins with another contender, so that delayed work of the disk affects all alike.
+        first = (number - 1) * (len(self._contenders) // 2) % len(self._contenders)
+        for name in self._contenders[first:] + self._contenders[:first]:
+            machine.log(f"  {self._workload}, round {number}: {name}")
+            self._fio()
+            self._job(name)
+        return Comparison(self._workload, self._ranks, self._figures, self._fio.rates, pages)
 
     def _job(self, name: str) -> None:
         before = shared_memory()
@@ -104,7 +104,8 @@ class Rounds:
 
 
 def compare(
-    workloads: List[str], setup: Setup, folder: pathlib.Path, quick: bool, huge: Optional[pathlib.Path]
+    workloads: List[str], setup: Setup, folder: pathlib.Path, quick: bool, buffers: Buffers, number: int
 ) -> List[Comparison]:
-    rounds = 1 if quick else 2
-    return [Rounds(name, setup, folder, quick, huge).run(rounds) for name in WORKLOADS if name in workloads]
+    """One round, whose number counts from 1."""
+    chosen = [name for name in WORKLOADS if name in workloads]
+    return [Round(name, setup, folder, quick, buffers.huge).run(number, buffers.words) for name in chosen]

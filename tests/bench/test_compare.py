@@ -6,12 +6,14 @@ import json
 import math
 import os
 import pathlib
+import platform
 import subprocess
 import sys
 from typing import Any, Dict, List
 
 import pytest
 
+from bench.base import hardware
 from bench.compare import documents, report
 from bench.compare.figures import FIGURES, Comparison, Figures
 from bench.compare.setup import contenders
@@ -33,7 +35,7 @@ def measured(picture: pathlib.Path) -> List[Dict[str, Any]]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
-    rows: List[Dict[str, Any]] = json.loads(done.stdout)
+    rows: List[Dict[str, Any]] = json.loads(done.stdout)["figures"]
     return rows
 
 
@@ -57,7 +59,7 @@ def test_compare_counts_the_daemon_and_its_pool(measured: List[Dict[str, Any]]) 
 
 def test_compare_holds_lost_training_time_against_its_goal(measured: List[Dict[str, Any]]) -> None:
     (lost,) = (row for row in measured if row["name"] == "save.lost.vs_copy")
-    assert set(lost) == {"name", "value", "unit", "limit", "goal", "ok"}
+    assert set(lost) == {"name", "value", "unit", "rounds", "least", "most", "limit", "goal", "ok"}
     assert lost["goal"] == report.LOST_GOAL and lost["ok"] == (lost["value"] <= lost["goal"])
 
 
@@ -96,10 +98,28 @@ def figures(seconds: float) -> Figures:
 
 
 def test_table_marks_the_lowest_value_of_a_column() -> None:
-    compared = Comparison("gpt", 2, {catalog.CKPTD: figures(2.0), catalog.DCP: figures(1.0)}, 1000.0, "fio")
+    compared = Comparison("gpt", 2, {catalog.CKPTD: figures(2.0), catalog.DCP: figures(1.0)}, {"1 MiB x 32": [1000.0]}, "pages")
     ours, theirs = report.markdown(compared, {"stall": "stall"}).splitlines()[2:]
     assert ours.startswith("| ckptd | 2.00 (4.0) |")
     assert theirs.startswith("| `dcp.save` | **1.00** (2.0) |")
+
+
+def test_rounds_are_added_up() -> None:
+    first, second = (
+        Comparison("gpt", 2, {catalog.CKPTD: figures(seconds)}, {"1 MiB x 32": [rate]}, "buffers")
+        for seconds, rate in ((1.0, 1000.0), (3.0, 3000.0))
+    )
+    first.add(second)
+    assert first.figures[catalog.CKPTD]["stall"] == 2.0 and first.figures[catalog.CKPTD].rounds == 2
+    assert first.fio == 2000.0 and "buffers" in first.fio_description
+    assert {result.rounds for result in report.results([first])} == {2}
+
+
+def test_described_machine_has_processor_caches_disk_and_kernel(tmp_path: pathlib.Path) -> None:
+    described = report.describe_machine(tmp_path)
+    for words in hardware.describe(tmp_path).values():
+        assert words in described
+    assert platform.release() in described and "ckptd 0." in described
 
 
 def test_replacing_figures_keeps_the_rest_of_a_document_and_refuses_one_without_marks(

@@ -28,7 +28,7 @@ def measured() -> Dict[str, Dict[str, Any]]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=290)
     assert done.returncode == 0, done.stderr
-    return {row["name"]: row for row in json.loads(done.stdout)}
+    return {row["name"]: row for row in json.loads(done.stdout)["figures"]}
 
 
 def nodes_figures(monkeypatch: pytest.MonkeyPatch, folder: pathlib.Path) -> List[Result]:
@@ -36,7 +36,7 @@ def nodes_figures(monkeypatch: pytest.MonkeyPatch, folder: pathlib.Path) -> List
     figures = {**{name: [1.0, 2.0] for name in pairs}, "join_seconds": 1.0, "next_join_seconds": 1.0}
     monkeypatch.setattr(nodes, "_measure", lambda *_, **__: figures)
     results: List[Result] = []
-    nodes.run(BenchContext(folder, quick=True, huge=None, clients=[], results=results))
+    nodes.run(BenchContext(folder, quick=True, clients=[], results=results))
     return results
 
 

@@ -20,6 +20,7 @@ import deepspeed
 
 from bench.base import limits
 from bench.base.job import Journal
+from bench.base.pages import KINDS
 from bench.base.tensors import tensors_of
 
 TIMEOUT = 120.0
@@ -95,6 +96,7 @@ def join() -> Tuple[argparse.Namespace, int]:
     parser.add_argument("--rounds", type=int, required=True)
     parser.add_argument("--size", type=int, required=True, help="bytes of the parameters")
     parser.add_argument("--count", type=int, required=True, help="how many parameters there are")
+    parser.add_argument("--pages", choices=KINDS, required=True, help="of the daemon's pool")
     # An optional extension for communication, which would be compiled at the first use.
     importlib.import_module("deepspeed.comm.torch").build_shm_op = lambda: None
     deepspeed.utils.logger.setLevel(logging.ERROR)
@@ -111,7 +113,7 @@ def main() -> None:
     nothing = saving_nothing(importlib.import_module(type(stock).__mro__[1].__module__).CheckpointEngine)
     ours = ckptd.deepspeed.CheckpointEngine(num_kept_ckpts=1)
     seconds_of_save(engine, nothing, options.root, "nothing")
-    copy = limits.MemoryCopy(nothing.tensors, threads=1)
+    copy = limits.MemoryCopy(nothing.tensors, 1, options.pages)
     for number in range(options.rounds + 1):
         measured: Dict[str, Any] = {}
         engines = [("nothing", nothing), ("ours", ours)]
@@ -122,7 +124,7 @@ def main() -> None:
                 ckptd.deepspeed.run(options.root / name)._wait_for_end(f"save_{number}", TIMEOUT)
         measured["copy"] = copy(dist.barrier)
         if number > 0:  # The first is cold.
-            journal.write("save", bytes=copy.size, **measured)
+            journal.write("save", bytes=copy.size, pages=copy.pages(), **measured)
     # In the end: what it leaves in the page cache is gigabytes, and a virtual machine that gives freed memory back to its
     # host is slow for seconds when they are freed.
     for number in range(options.rounds):

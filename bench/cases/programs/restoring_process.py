@@ -12,6 +12,7 @@ import ckptd
 import torch
 
 from bench.base import limits, training_state
+from bench.base.pages import KINDS, TRANSPARENT, Memory
 from bench.base.tensors import tensors_of
 
 RANGES = 16  # How many slices one percent of a file is read in.
@@ -31,12 +32,13 @@ def load(checkpoint: Any, name: str, how: str, into: Any) -> Any:
 
 def resume(run: Any, options: argparse.Namespace) -> Dict[str, Any]:
     """Restores into the trainer's own tensors, into new ones, or by mapping. Measures memory copies of the same bytes before and
-    after, and, for new tensors, a plain loop that copies into fresh pages. Both find memory that the host has given already.
+    after, and, for new tensors, a plain loop that copies into fresh pages. Both find memory that the host has given already, and
+    copy out of pages like those that the restore copies out of.
     """
     ready = time.time()
     files = training_state.training_state(options.size)
     tensors = tensors_of(files)
-    copy = limits.MemoryCopy(tensors, options.threads)
+    copy = limits.MemoryCopy(tensors, options.threads, options.pages, out=True)
     copies = [copy() for _ in range(2)]
     before = file_bytes("read_bytes")
     takes_memory = options.how in ("fresh", "torch")
@@ -46,19 +48,23 @@ def resume(run: Any, options: argparse.Namespace) -> Dict[str, Any]:
     loaded = run.restore(lambda c: {name: load(c, name, options.how, files[name]) for name in c.files})
     seconds = time.perf_counter() - start
     disk = file_bytes("read_bytes") - before
+    restored = sums(loaded)  # Before the copies, which overwrite the trainer's tensors.
     copies += [copy() for _ in range(2)]
-    plain = []
+    plain, source = [], Memory(copy.size, TRANSPARENT, shared=False) if options.private else copy.memory
     if takes_memory:
         limits.take_memory_from_host(copy.size)
-        plain.append(limits.copy_into_fresh_pages(tensors, options.threads, limits.best_copy(copies).loop))
+        loop = limits.best_copy(copies).loop
+        plain.append(limits.copy_into_fresh_pages(source, copy.size, options.threads, loop))
     return {
         "ready": ready,
         "bytes": copy.size,
         "seconds": seconds,
         "copies": copies,
+        "pages": copy.pages(),
         "disk": disk,
         "plain": plain,
-        "sums": sums(loaded),
+        "plain_pages": f"{source.describe()}, touched, to fresh private ones, huge where the kernel has them",
+        "sums": restored,
     }
 
 
@@ -118,6 +124,8 @@ def main() -> None:
         default="into",
         help="the trainer's own tensors, new ones, new ones read by torch.load, or mapped memory",
     )
+    parser.add_argument("--pages", choices=KINDS, default=TRANSPARENT, help="of the daemon's pool")
+    parser.add_argument("--private", action="store_true", help="the plain loop copies out of private memory")
     options = parser.parse_args()
     run = ckptd.connect(options.endpoint).run(options.root, rank=0, world_size=1)
     work = {"save": save, "resume": resume, "ranges": ranges, "again": again}[options.what]

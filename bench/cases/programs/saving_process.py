@@ -15,6 +15,7 @@ import torch
 
 from bench.base import limits, machine, training_state
 from bench.base.fio import Fio
+from bench.base.pages import KINDS
 from bench.base.tensors import tensors_of
 
 
@@ -22,7 +23,7 @@ def big(run: Any, options: argparse.Namespace) -> Dict[str, Any]:
     """One cold save and then warm ones of `--size` bytes, in turns with copies and with fio."""
     files = training_state.training_state(options.size)
     tensors = tensors_of(files)
-    copy = limits.MemoryCopy(tensors, options.threads)
+    copy = limits.MemoryCopy(tensors, options.threads, options.pages)
     fio = Fio(options.folder, options.size, options.huge)
     copies, stalls, rates, tags, cpu = [], [], [], [], []
     for number in range(options.rounds + 1):
@@ -41,6 +42,7 @@ def big(run: Any, options: argparse.Namespace) -> Dict[str, Any]:
     return {
         "bytes": copy.size,
         "copies": copies,
+        "pages": copy.pages(),
         "cold": stalls[0],
         "warm": stalls[1:],
         "tags": tags,
@@ -89,9 +91,11 @@ def first(options: argparse.Namespace) -> Dict[str, Any]:
     after a line of input.
     """
     files = training_state.training_state(options.size)
-    copy = limits.MemoryCopy(tensors_of(files), options.threads)
-    copies = [copy() for _ in range(3)]
+    tensors = tensors_of(files)
+    copy = limits.MemoryCopy(tensors, options.threads, options.pages)
+    loop, pages = limits.best_copy([copy() for _ in range(3)]).loop, copy.memory.describe()
     del copy
+    plain = [limits.copy_into_fresh_pool(tensors, options.threads, options.pages, loop) for _ in range(3)]
     print("ready", flush=True)
     sys.stdin.readline()
     start = time.perf_counter()
@@ -100,7 +104,7 @@ def first(options: argparse.Namespace) -> Dict[str, Any]:
     save = run.save("first", files=files)
     stall = time.perf_counter() - joined
     save.wait("committed", timeout=120.0)
-    return {"copies": copies, "stall": stall, "join": joined - start, "bytes": options.size}
+    return {"plain": plain, "loop": loop, "pages": pages, "stall": stall, "join": joined - start}
 
 
 def many(run: Any, options: argparse.Namespace) -> Dict[str, Any]:
@@ -143,11 +147,12 @@ def main() -> None:
     parser.add_argument("--endpoint", required=True)
     parser.add_argument("--root", required=True)
     parser.add_argument("--rounds", type=int, required=True)
-    big_only = parser.add_argument_group("for 'big' and 'checked'")
+    big_only = parser.add_argument_group("for 'big', 'checked' and 'first'")
     big_only.add_argument("--size", type=int)
     big_only.add_argument("--threads", type=int, help="of the copy that the save is held against")
     big_only.add_argument("--folder", type=pathlib.Path, help="of fio's file")
     big_only.add_argument("--huge", type=pathlib.Path, help="a file system of huge pages, for fio's buffers")
+    big_only.add_argument("--pages", choices=KINDS, help="of the daemon's pool")
     big_only.add_argument("--pid", type=int, help="of the daemon")
     parser.add_argument("--busy", type=float, help="for 'beside': the seconds that a save waits for room")
     options = parser.parse_args()

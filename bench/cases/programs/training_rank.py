@@ -12,6 +12,7 @@ import torch.distributed as dist
 from bench.base import limits, save_cost, training_state
 from bench.base.gpt_steps import small_gpt_steps
 from bench.base.job import Journal
+from bench.base.pages import KINDS
 from bench.base.tensors import tensors_of
 
 QUIET_STEPS = 20  # Before each save.
@@ -24,6 +25,7 @@ def main() -> None:
     parser.add_argument("--root", required=True)
     parser.add_argument("--rounds", type=int, required=True)
     parser.add_argument("--size", type=int, required=True, help="bytes of this rank's state")
+    parser.add_argument("--pages", choices=KINDS, required=True, help="of the daemon's pool")
     options = parser.parse_args()
     rank = int(os.environ["RANK"])
     dist.init_process_group("gloo")
@@ -31,7 +33,7 @@ def main() -> None:
     run = ckptd.connect(options.endpoint).run(options.root, num_kept_ckpts=1)
     files = {f"{rank}.{name}": value for name, value in training_state.training_state(options.size).items()}
     tensors = tensors_of(files)
-    copy = limits.MemoryCopy(tensors, threads=1)
+    copy = limits.MemoryCopy(tensors, 1, options.pages)
     step = small_gpt_steps()
     for number in range(options.rounds + 1):
         training_state.change(tensors)
@@ -40,7 +42,7 @@ def main() -> None:
             step, QUIET_STEPS, lambda: run.save(f"save_{number}", files=files).future("committed")
         )
         if number > 0:  # The first is cold.
-            journal.write("save", copy=turn, lost=save_cost.lost_seconds(save, save["quiet"]), **save)
+            journal.write("save", copy=turn, pages=copy.pages(), lost=save_cost.lost_seconds(save, save["quiet"]), **save)
         dist.barrier()
     dist.destroy_process_group()
 
