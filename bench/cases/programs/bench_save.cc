@@ -6,6 +6,8 @@
 // together, from the call until COMMITTED, and of a copy of the same bytes by each of the processor's loops,
 // by THREADS threads, measured right before. That copy goes to memory made like the daemon's pool, on PAGES of
 // the kind that the pool has ("plain", "transparent" or "hugetlb").
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -79,23 +81,25 @@ std::string MeasureCopies(std::span<std::byte> to, std::span<const std::byte> fr
 }
 
 // Memory as the daemon makes it for its pool, faulted in. The daemon gives up huge pages that take long to
-// make; here they are worth the wait, because the pool has them.
-absl::StatusOr<SegmentMemory> PoolMemory(int64_t bytes, bool huge) {
+// make; here they are worth the wait, because the pool has them. `huge` becomes false if the kernel has none.
+absl::StatusOr<SegmentMemory> PoolMemory(int64_t bytes, bool& huge) {
   const int64_t size = (bytes + ckptd::kHugePageBytes - 1) / ckptd::kHugePageBytes * ckptd::kHugePageBytes;
   ckptd::PageFiller filler;
   const std::atomic<bool> stop = false;
   absl::StatusOr<SegmentMemory> memory =
       SegmentMemory::Make(size, huge ? PagePolicy::kAuto : PagePolicy::kPlain, filler, stop);
-  if (huge && memory.ok() && memory->pages() == ckptd::PageKind::kPlain &&
-      ckptd::MakePagesHuge(memory->data(), size) != 0)
-    return absl::ResourceExhaustedError("no huge pages for a copy on the same pages as the pool's");
+  if (huge && memory.ok() && memory->pages() == ckptd::PageKind::kPlain) {
+    madvise(memory->data(), static_cast<size_t>(size),
+            MADV_HUGEPAGE);  // The filler has advised against them.
+    huge = ckptd::MakePagesHuge(memory->data(), size) == 0;
+  }
   return memory;
 }
 
 int Bench(Run& run, int64_t bytes, int saves, int threads, int pieces, const std::string& pages) {
   std::vector<std::byte> state(static_cast<size_t>(bytes));
   std::memset(state.data(), 0x5a, state.size());
-  const bool huge = pages != "plain";
+  bool huge = pages != "plain";
   absl::StatusOr<SegmentMemory> pool = PoolMemory(std::max<int64_t>(bytes, 1), huge);
   if (!pool.ok()) return Fail(pool.status());
   const std::span<std::byte> copy(pool->data(), state.size());
