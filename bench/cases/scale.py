@@ -17,13 +17,13 @@ from bench.cases.handoff import percentile
 from bench.cases.rank import Rank
 
 PAGE_MS = 5  # The goal of a page of a list.
-LAUNCHES = 64  # That a run's record keeps.
+LAUNCHES = 64  # As many as a run's record keeps.
 
 
 def run(context: BenchContext) -> None:
-    _checkpoints(context, 300 if context.quick else 10_000)
-    _roots(context, 30 if context.quick else 1_000)
-    _ranks(context, 16 if context.quick else 256)
+    _checkpoints(context, 100 if context.quick else 10_000)
+    _roots(context, 10 if context.quick else 1_000)
+    _ranks(context, 16 if context.quick else 256, 4 if context.quick else LAUNCHES)
     _files(context, 10_000)
 
 
@@ -73,16 +73,16 @@ def _roots(context: BenchContext, count: int) -> None:
         rank.close()
 
 
-def _ranks(context: BenchContext, count: int) -> None:
-    """Begins and Seals of a save by many ranks, whose run has had as many launches as its record keeps."""
+def _ranks(context: BenchContext, count: int, launches: int) -> None:
+    """Begins and Seals of a save by many ranks, whose run has had so many launches."""
     with context.daemon(256 * MIB) as daemon:
         daemon.wait_for_pool()
         root = context.new_root()
-        for _ in range(LAUNCHES - 1):
+        for _ in range(launches - 1):
             for rank in _launch(daemon, root, count):
                 rank.close()
         ranks = _launch(daemon, root, count)
-        words = f"{count} ranks, after {LAUNCHES} launches"
+        words = f"{count} ranks, after {launches} launches"
         _report_calls(context, daemon, "scale.ranks", ranks, 10 if count > 100 else 2, words)
         for rank in ranks:
             rank.close()
