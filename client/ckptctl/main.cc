@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "ckptd/version.h"
 #include "client/ckptctl/commands/commands.h"
+#include "client/ckptctl/completion.h"
 #include "client/ckptctl/convert/convert.h"
 #include "client/ckptctl/convert/convert_deepspeed.h"
 #include "client/ckptctl/text/text.h"
@@ -41,6 +42,8 @@ struct Arguments {
   bool all = false, verbose = false, until_idle = false, unverified = false, force = false;
   bool there = false, not_there = false;
   RetentionArguments retention;
+  SaveArguments save;
+  std::string shell;
   ConvertArguments convert;
   ZeroToFp32Arguments zero_to_fp32;
   DsToUniversalArguments universal;
@@ -84,6 +87,14 @@ void AddLooking(CLI::App& app, const Context& context, Arguments& a, Command* ch
 }
 
 void AddActing(CLI::App& app, const Context& context, Arguments& a, Command* chosen) {
+  CLI::App* save = Add(app, "save", "Save files as a checkpoint, and wait until it is committed", chosen,
+                       [&] { return SaveFiles(context, a.save); });
+  save->add_option("ROOT/TAG", a.save.name, "The checkpoint to be made; no job may run in the root meanwhile")
+      ->required();
+  save->add_option("FILE", a.save.files,
+                   "The files; in the checkpoint each has its last component as its name")
+      ->required();
+  save->add_option("--step", a.save.step, "The step of the training that the checkpoint is labelled with");
   CLI::App* abort = Add(app, "abort", "End a save that is not committed, for all ranks", chosen,
                         [&] { return Abort(context, a.name, a.message); });
   abort->add_option("NAME", a.name, "The save")->required();
@@ -155,6 +166,19 @@ void AddOffline(CLI::App& app, const Context& context, Arguments& a, Command* ch
   Add(app, "verify", "Check manifests, part records and all CRCs on disk; a daemon is not needed", chosen,
       [&] { return Verify(context, a.path); })
       ->add_option("ROOT[/TAG]", a.path, "A root, or one checkpoint in it")
+      ->required();
+}
+
+// Not in AddOffline: it needs the whole table of commands.
+void AddCompletion(CLI::App& app, const Context& context, Arguments& a, Command* chosen) {
+  Add(app, "completion", "Print the script that completes command lines of ckptctl in a shell; no daemon",
+      chosen,
+      [&]() -> absl::StatusOr<ExitCode> {
+        *context.out << CompletionScript(app, a.shell);
+        return kOk;
+      })
+      ->add_option("SHELL", a.shell, "bash, zsh or fish")
+      ->check(CLI::IsMember(CompletionShells()))
       ->required();
 }
 
@@ -298,16 +322,16 @@ int Main(int argc, char** argv) {
   app.add_option("--output", arguments.output, "text or json")
       ->check(CLI::IsMember({"text", "json"}))
       ->capture_default_str();
-  CLI::Option* timeout =
-      app.add_option(
-             "--timeout", arguments.timeout,
-             "Seconds; for wait until the level is reached (60), for watch and adopt in all (no limit), "
-             "else for the daemon's answer (10)")
-          ->check(CLI::Range(0.0, 86400.0));
+  CLI::Option* timeout = app.add_option("--timeout", arguments.timeout,
+                                        "Seconds; for save and wait until the level is reached (60), for "
+                                        "watch and adopt in all (no limit), "
+                                        "else for the daemon's answer (10)")
+                             ->check(CLI::Range(0.0, 86400.0));
   AddLooking(app, context, arguments, &chosen);
   AddActing(app, context, arguments, &chosen);
   AddOffline(app, context, arguments, &chosen);
   AddConvert(app, context, arguments, &chosen);
+  AddCompletion(app, context, arguments, &chosen);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -96,6 +96,9 @@ struct RunOptions {
   // client derives it from the parent process (boot, pid and start time), which is right where one launcher
   // started all ranks.
   std::string launch_id = {};
+  // Identifies the job across its launches, such as the id of its scheduler. Not empty: RUN_IN_USE while all
+  // processes of a launch of another job run. Empty: this launch fences such a launch off.
+  std::string job = {};
   std::string run_id = {};  // A label that must match the run in the root. Empty: accept any.
   int64_t attempt = 0;      // The attempt to join; 0: the daemon gives each launch its number.
   // Which checkpoints retention keeps; unset: all. num_kept_ckpts is short for Keep::last. Set at most one.

@@ -55,6 +55,7 @@ absl::StatusOr<std::shared_ptr<const Membership>> RunImpl::JoinWith(std::shared_
   request.set_rank(options_.rank);
   request.set_world_size(options_.world_size);
   request.set_launch_id(options_.launch_id);
+  request.set_job(options_.job);
   request.set_attempt(options_.attempt);
   const std::string& instance = session->daemon().daemon_instance();
   for (const Staged& staged : staged_) {

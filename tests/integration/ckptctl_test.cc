@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <fstream>
 #include <future>
+#include <iterator>
 #include <thread>
 
 #include "ckptd/v1/messages.pb.h"
@@ -207,6 +209,55 @@ TEST_F(CkptctlTest, VerifyReadsCheckpointOfDaemon) {
   EXPECT_THAT(all.out, HasSubstr("2 checkpoints, 5.9 KiB read, 0 damaged"));
   EXPECT_EQ(Ctl({"verify", root_ + "/step_1"}).status, 0);
   EXPECT_EQ(Ctl({"doctor", root_}).status, 0);
+}
+
+TEST_F(CkptctlTest, SaveCommitsFilesInARootThatItMakes) {
+  const std::string file = root_ + "_model.bin", empty = root_ + "_empty.txt", other = root_ + "_new/deep";
+  const std::string content(3'000'000, 'x');
+  std::ofstream(file) << content;
+  std::ofstream(empty).flush();
+  const ProgramResult saved = Ctl({"save", other + "/first", file, empty, "--step=7"});
+  EXPECT_EQ(saved.status, 0) << saved.err;
+  EXPECT_THAT(saved.out, HasSubstr("first is COMMITTED"));
+  const std::string name = std::filesystem::path(file).filename().string();
+  std::ifstream in(other + "/first/" + name);
+  EXPECT_EQ(std::string(std::istreambuf_iterator<char>(in), {}), content);
+  const auto checkpoint = Json<v1::Checkpoint>({"describe", other + "/first"});
+  EXPECT_EQ(checkpoint.step(), 7);
+  EXPECT_EQ(checkpoint.files_size(), 2);
+  // A second command is a launch of its own, and removes nothing.
+  EXPECT_EQ(Json<v1::Checkpoint>({"save", other + "/second", file}).level(), v1::COMMITTED);
+  EXPECT_EQ(Json<v1::ListCheckpointsResponse>({"list", other}).checkpoints_size(), 2);
+  EXPECT_EQ(Ctl({"verify", other}).status, 0);
+}
+
+TEST_F(CkptctlTest, SaveIsRefusedWhileAJobRunsInTheRoot) {
+  const std::string file = root_ + "_model.bin";
+  std::ofstream(file) << "x";
+  const ProgramResult refused = Ctl({"save", root_ + "/first", file});
+  EXPECT_EQ(refused.status, 4);
+  EXPECT_THAT(refused.err, HasSubstr("RUN_IN_USE"));
+  Commit("step_1", 1);  // The job was not fenced off.
+}
+
+TEST_F(CkptctlTest, SaveNamesTheFileThatItCannotSave) {
+  const std::string file = root_ + "_model.bin", other = root_ + "_new";
+  std::ofstream(file) << "x";
+  for (const auto& [words, message] :
+       {std::pair(std::vector<std::string>{other + "/a", "/nowhere/f"}, "opening /nowhere/f"),
+        {{other + "/a", file, root_}, "name the files in it"},
+        {{other + "/a", file, "/dev/null"}, "/dev/null is not a regular file"},
+        {{other + "/a", file, file}, "FILE_CONFLICT"},
+        {{"first", file}, "is not ROOT/TAG"},
+        {{other + "/", file}, "is not ROOT/TAG"}}) {
+    std::vector<std::string> arguments = words;
+    arguments.insert(arguments.begin(), "save");
+    const ProgramResult refused = Ctl(arguments);
+    EXPECT_NE(refused.status, 0) << message;
+    EXPECT_THAT(refused.err, HasSubstr(message));
+    EXPECT_EQ(std::count(refused.err.begin(), refused.err.end(), '\n'), 1) << refused.err;
+  }
+  EXPECT_FALSE(std::filesystem::exists(other + "/a"));
 }
 
 TEST_F(CkptctlTest, ExitsWithThreeWithoutDaemonAndWithTwoOnBadUsage) {

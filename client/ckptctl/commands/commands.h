@@ -60,6 +60,14 @@ absl::StatusOr<ExitCode> ResolveSave(const Context& context, const std::string& 
 absl::StatusOr<ExitCode> Adopt(const Context& context, const std::string& run,
                                const std::vector<std::string>& tags, bool allow_removal);
 
+// save.cc: saves files of this machine as a checkpoint, and waits until it is committed. Makes the root.
+struct SaveArguments {
+  std::string name;  // ROOT/TAG.
+  std::vector<std::string> files;
+  std::optional<int64_t> step;
+};
+absl::StatusOr<ExitCode> SaveFiles(const Context& context, const SaveArguments& arguments);
+
 // watch.cc: kNotSo if a watched save ended without a checkpoint.
 absl::StatusOr<ExitCode> Watch(const Context& context, const std::string& run, bool until_idle,
                                double interval_seconds);
