@@ -96,6 +96,7 @@ def main() -> None:
     parser.add_argument("--version-file", type=path, required=True)
     parser.add_argument("--license", type=path, required=True)
     parser.add_argument("--native", type=path, required=True, help="the native library of the package")
+    parser.add_argument("--sbom", type=path, required=True, help="what is linked into the programs")
     parser.add_argument("--programs", type=path, nargs="+", required=True)
     parser.add_argument("--modules", type=path, nargs="+", required=True)
     parser.add_argument("--third-party-licenses", type=path, nargs="+", required=True)
@@ -119,6 +120,7 @@ def main() -> None:
         f"Wheel-Version: 1.0\nGenerator: ckptd\nRoot-Is-Purelib: false\nTag: {TAG}\n".encode(),
     )
     files[f"{info}/licenses/LICENSE"] = (0o644, args.license.read_bytes())
+    files[f"{info}/sboms/{args.sbom.name}"] = (0o644, args.sbom.read_bytes())  # The place is that of PEP 770.
     for license in args.third_party_licenses:
         files[f"{info}/licenses/third_party/{license_name(license)}"] = (0o644, license.read_bytes())
     write_wheel(args.out, files, info)
