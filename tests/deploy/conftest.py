@@ -333,9 +333,8 @@ class Trainer(harness.Trainer):
 # ---- Fixtures
 
 
-@pytest.fixture(scope="module")
-def node(debian: pathlib.Path) -> Iterator[Node]:
-    """A node with ckptd, not running yet, and three users: ada and ben may connect to it, eve may not."""
+@contextlib.contextmanager
+def booted(debian: pathlib.Path) -> Iterator[Node]:
     with tempfile.TemporaryDirectory(prefix="ckptd-node-") as data, tempfile.TemporaryFile() as console:
         os.chmod(data, 0o755)
         made = Node(debian, pathlib.Path(data), console)
@@ -343,14 +342,28 @@ def node(debian: pathlib.Path) -> Iterator[Node]:
             tag = made.run("python3", "-c", "import sys; print(sys.implementation.cache_tag)").stdout.strip()
             if tag != sys.implementation.cache_tag:
                 pytest.skip(f"the client is installed for {sys.implementation.cache_tag}, Debian's Python is {tag}")
-            made.install()
-            for user in ("ada", "ben", "eve"):
-                made.run("useradd", user)
-            for user in ("ada", "ben"):
-                made.run("usermod", "--append", "--groups=ckptd", user)
             yield made
         finally:
             made.close()
+
+
+@pytest.fixture(scope="module")
+def bare_node(debian: pathlib.Path) -> Iterator[Node]:
+    """A node without ckptd, and without users."""
+    with booted(debian) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def node(debian: pathlib.Path) -> Iterator[Node]:
+    """A node with ckptd, not running yet, and three users: ada and ben may connect to it, eve may not."""
+    with booted(debian) as made:
+        made.install()
+        for user in ("ada", "ben", "eve"):
+            made.run("useradd", user)
+        for user in ("ada", "ben"):
+            made.run("usermod", "--append", "--groups=ckptd", user)
+        yield made
 
 
 @pytest.fixture

@@ -1,0 +1,44 @@
+#!/usr/bin/python3
+"""Makes all packages from a wheel and the checkout, and prints their paths.
+
+The same inputs give the same bytes: every file has the given date, belongs to root, and has its place in order.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import pathlib
+import sys
+
+import contents
+import deb
+import tarball
+
+KINDS = {
+    "deb": lambda package, checkout, out: deb.build(package, checkout / "deploy/debian", out),
+    "tarball": lambda package, checkout, out: tarball.build(package, out),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    path = pathlib.Path
+    parser.add_argument("--wheel", type=path, required=True)
+    parser.add_argument("--checkout", type=path, required=True, help="where deploy/, LICENSE and CHANGELOG.md are")
+    parser.add_argument("--version", required=True)
+    parser.add_argument("--date", type=int, required=True, help="of every file, in seconds since 1970")
+    parser.add_argument("--out", type=path, required=True, help="an existing folder")
+    parser.add_argument("kinds", nargs="*", metavar="KIND", help=f"of {', '.join(KINDS)}; default: all")
+    args = parser.parse_args()
+    if unknown := set(args.kinds) - set(KINDS):
+        sys.exit(f"build_packages.py: unknown kind {', '.join(sorted(unknown))} (known: {', '.join(KINDS)})")
+
+    date = datetime.datetime.fromtimestamp(args.date, datetime.timezone.utc)
+    package = contents.collect(args.wheel, args.checkout, args.version, date)
+    for kind in args.kinds or KINDS:
+        print(KINDS[kind](package, args.checkout, args.out))
+
+
+if __name__ == "__main__":
+    main()
