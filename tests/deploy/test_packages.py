@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pathlib
 import shutil
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -195,3 +196,92 @@ def test_tarball_leads_to_a_checkpoint_in_two_commands_and_a_minute_without_root
     assert "first is COMMITTED" in done.stdout
     verify = ["/home/ada/ckptd-" + packages.VERSION + "/bin/ckptctl", "verify", "/home/ada/ckpts"]
     assert "1 checkpoint, " in node.run(*verify, user="ada").stdout
+
+
+def rpm(*words: str) -> str:
+    done = subprocess.run(["rpm", *words], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.skipif(shutil.which("rpmbuild") is None, reason="rpmbuild is not installed")
+def test_rpm_leads_to_a_checkpoint_and_leaves_it_at_its_removal(node: Any, tmp_path: pathlib.Path) -> None:
+    """rpm of this machine installs into an empty root; the node gets these files and runs the package's scripts."""
+    built = packages.build_package("rpm", tmp_path)
+    commands = [command.removeprefix("sudo ") for command in packages.install_commands("rpm")]
+    assert commands[0] == f"dnf install --assumeyes ./{built.name}" and len(commands) == 3
+    assert rpm("-qp", "--configfiles", str(built)).split() == ["/etc/ckptd/ckptd.txtpb", "/etc/sysctl.d/ckptd.conf"]
+    empty = tmp_path / "root"
+    empty.mkdir()
+    rpm("--root", str(empty), "--install", "--noscripts", "--nodeps", str(built))
+    assert rpm("--root", str(empty), "--verify", "--nodeps", "ckptd") == ""
+    files = [path for path in rpm("-qlp", str(built)).split() if (empty / path[1:]).is_file()]
+
+    def run_script(tag: str, installed: int) -> None:
+        node.run("sh", "-ec", rpm("-qp", "--queryformat", f"%{{{tag}}}", str(built)), "script", str(installed))
+
+    for path in files:
+        (node.root / path[1:]).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(empty / path[1:], node.root / path[1:])
+    try:
+        run_script("POSTIN", 1)
+        outputs = [bash(node, command) for command in commands[1:]]
+        assert outputs[-1].startswith("first is COMMITTED")
+        before = show(node, "MainPID")
+        run_script("POSTUN", 1)  # As an upgrade does.
+        assert show(node, "MainPID") not in ("0", before)
+        assert committed(node, "/data/ckpts") == ["first"]
+        run_script("PREUN", 0)
+        assert [show(node, name) for name in ("ActiveState", "UnitFileState")] == ["inactive", "disabled"]
+    finally:
+        node.run("systemctl", "stop", "ckptd", check=False)
+        node.run("rm", "-f", *files)
+        run_script("POSTUN", 0)
+        node.run("rm", "-rf", "/data/ckpts")
+
+
+def child_of(pid: int) -> int | None:
+    """The process that systemd-nspawn runs for its container."""
+    children = pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return int(children[-1]) if children else None
+
+
+@pytest.mark.skipif(shutil.which("umoci") is None, reason="umoci is not installed")
+def test_image_leads_to_a_checkpoint(debian: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """umoci unpacks the image, and systemd-nspawn runs its entry point with the rights that podman gives."""
+    built = packages.build_package("image", tmp_path)
+    shutil.unpack_archive(built, tmp_path / "layout", "tar")
+    name = f"localhost/ckptd:{packages.VERSION}"
+    unpack = ["umoci", "unpack", "--image", f"{tmp_path}/layout:{name}", str(tmp_path / "bundle")]
+    subprocess.run(unpack, check=True, capture_output=True, timeout=120)
+    process = json.loads((tmp_path / "bundle/config.json").read_text())["process"]
+    commands = packages.install_commands("image")
+    assert commands[0] == f"podman load --input {built.name}"
+    assert "--volume /run/ckptd:/run/ckptd --volume /data:/data" in commands[1]
+    (tmp_path / "data").mkdir()
+    with (tmp_path / "console").open("wb") as console:
+        container = subprocess.Popen(
+            [
+                *("setpriv", "--pdeathsig=TERM", "systemd-nspawn", "--quiet", "--register=no", "--keep-unit"),
+                *(f"--directory={tmp_path}/bundle/rootfs", "--machine=ckptd-image", "--console=pipe"),
+                *(f"--bind={tmp_path}/data:/data", "--tmpfs=/run/ckptd", "--private-network"),
+                *("--drop-capability=all", "--capability=CAP_SETUID,CAP_SETGID", "--kill-signal=SIGTERM"),
+                *(f"--setenv={variable}" for variable in process["env"]),
+                *(*process["args"], "--pool_bytes=64MiB"),
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=console,
+            stderr=console,
+        )
+    try:
+        until(lambda: "serving" in (tmp_path / "console").read_text(), "the daemon in the container")
+        pid = child_of(container.pid)
+        words = commands[2].removeprefix("podman exec ckptd ").split()
+        enter = ["nsenter", f"--target={pid}", "--all", f"/usr/bin/{words[0]}", *words[1:]]
+        saved = subprocess.run(enter, capture_output=True, text=True, timeout=60)
+        assert saved.stdout.startswith("first is COMMITTED"), saved.stderr
+        assert (tmp_path / "data/ckpts/first/ckptd.txtpb").exists()
+    finally:
+        container.terminate()
+        container.wait(60)
+    assert " info ended\n" in (tmp_path / "console").read_text()

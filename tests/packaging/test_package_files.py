@@ -16,7 +16,7 @@ import zipfile
 import pytest
 from harness import packages
 
-KINDS = ("deb", "tarball")
+KINDS = ("deb", "image", "tarball", *(["rpm"] if shutil.which("rpmbuild") else []))
 
 
 @pytest.fixture(scope="module")

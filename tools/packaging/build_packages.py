@@ -13,10 +13,14 @@ import sys
 
 import contents
 import deb
+import image
+import rpm
 import tarball
 
 KINDS = {
     "deb": lambda package, checkout, out: deb.build(package, checkout / "deploy/debian", out),
+    "image": lambda package, checkout, out: image.build(package, out),
+    "rpm": lambda package, checkout, out: rpm.build(package, checkout / "deploy/rpm/ckptd.spec", out),
     "tarball": lambda package, checkout, out: tarball.build(package, out),
 }
 
