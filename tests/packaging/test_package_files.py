@@ -12,21 +12,33 @@ import sys
 import tarfile
 import venv
 import zipfile
+from typing import Dict
 
 import pytest
 from harness import packages
 
-KINDS = ("deb", "image", "tarball", *(["rpm"] if shutil.which("rpmbuild") else []))
+needs_rpmbuild = pytest.mark.skipif(shutil.which("rpmbuild") is None, reason="rpmbuild is not installed")
+KINDS = ("deb", "image", "tarball", pytest.param("rpm", marks=needs_rpmbuild))
+
+
+class Built(Dict[str, pathlib.Path]):
+    """By kind: a package, built when it is first asked for."""
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        self.folder = folder
+
+    def __missing__(self, kind: str) -> pathlib.Path:
+        self[kind] = packages.build_package(kind, self.folder)
+        return self[kind]
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pathlib.Path]:
-    folder = tmp_path_factory.mktemp("packages")
-    return {kind: packages.build_package(kind, folder) for kind in KINDS}
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    return Built(tmp_path_factory.mktemp("packages"))
 
 
 @pytest.fixture(scope="module")
-def tarball(built: dict[str, pathlib.Path]) -> dict[str, bytes]:
+def tarball(built: Built) -> dict[str, bytes]:
     """What is in the tarball, by the path in its folder."""
     found = {}
     with tarfile.open(built["tarball"]) as archive:
@@ -47,7 +59,7 @@ def programs(tarball: dict[str, bytes], tmp_path_factory: pytest.TempPathFactory
 
 
 @pytest.fixture(scope="module")
-def deb(built: dict[str, pathlib.Path]) -> list[tarfile.TarInfo]:
+def deb(built: Built) -> list[tarfile.TarInfo]:
     data = subprocess.run(["dpkg-deb", "--fsys-tarfile", built["deb"]], check=True, capture_output=True, timeout=60)
     packed = built["deb"].with_suffix(".tar")
     packed.write_bytes(data.stdout)
@@ -57,7 +69,7 @@ def deb(built: dict[str, pathlib.Path]) -> list[tarfile.TarInfo]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_builds_give_the_same_bytes(
-    built: dict[str, pathlib.Path], kind: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    built: Built, kind: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As another user would build it elsewhere: with another umask, folder, time zone and language."""
     (tmp_path / "temporary").mkdir()
@@ -72,13 +84,13 @@ def test_two_builds_give_the_same_bytes(
 
 
 @pytest.mark.skipif(shutil.which("lintian") is None, reason="lintian is not installed")
-def test_lintian_finds_nothing_in_the_debian_package(built: dict[str, pathlib.Path]) -> None:
+def test_lintian_finds_nothing_in_the_debian_package(built: Built) -> None:
     run = subprocess.run(["lintian", built["deb"]], capture_output=True, text=True, timeout=120)
     assert (run.returncode, run.stdout) == (0, "")
 
 
 def test_files_of_packages_belong_to_root_and_have_one_date(
-    built: dict[str, pathlib.Path], deb: list[tarfile.TarInfo]
+    built: Built, deb: list[tarfile.TarInfo]
 ) -> None:
     with tarfile.open(built["tarball"]) as archive:
         members = [*archive.getmembers(), *deb]
@@ -99,7 +111,7 @@ def test_debian_package_installs_what_deploy_has(deb: list[tarfile.TarInfo]) -> 
     } <= names
 
 
-def test_configuration_is_a_conffile_and_nothing_else(built: dict[str, pathlib.Path]) -> None:
+def test_configuration_is_a_conffile_and_nothing_else(built: Built) -> None:
     command = ["dpkg-deb", "--info", built["deb"], "conffiles"]
     conffiles = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
     assert conffiles.split() == ["/etc/ckptd/ckptd.txtpb", "/etc/sysctl.d/ckptd.conf"]
@@ -212,3 +224,17 @@ def test_wheel_leads_to_a_checkpoint_in_two_commands(tmp_path: pathlib.Path) -> 
     assert done.returncode == 0, done.stderr
     assert "first is COMMITTED" in done.stdout
     assert (tmp_path / "ckpts/first/os-release").read_bytes() == pathlib.Path("/etc/os-release").read_bytes()
+
+
+def test_install_page_has_a_way_for_every_package() -> None:
+    kinds = subprocess.run(
+        [sys.executable, packages.REPOSITORY / "tools/packaging/build_packages.py", "--help"],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    ).stdout
+    listed = re.search(r"KIND +of ([\w, ]+); default: all", " ".join(kinds.split()))
+    page = (packages.REPOSITORY / "docs/install.md").read_text()
+    assert listed and set(re.findall(r"<!-- install: (\w+) -->", page)) == {*listed[1].split(", "), "wheel"}
+    assert set(re.findall(r"ckptd[-_](\d[\d.]*\d)[-_]", page)) == {packages.VERSION}
