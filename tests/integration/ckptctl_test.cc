@@ -213,7 +213,8 @@ TEST_F(CkptctlTest, VerifyReadsCheckpointOfDaemon) {
 
 TEST_F(CkptctlTest, SaveCommitsFilesInARootThatItMakes) {
   const std::string file = root_ + "_model.bin", empty = root_ + "_empty.txt", other = root_ + "_new/deep";
-  const std::string content(3'000'000, 'x');
+  std::string content(3'000'000, 'x');  // More than one segment.
+  for (size_t i = 0; i < content.size(); i += 1000) content[i] = static_cast<char>(i / 1000);
   std::ofstream(file) << content;
   std::ofstream(empty).flush();
   const ProgramResult saved = Ctl({"save", other + "/first", file, empty, "--step=7"});
