@@ -54,7 +54,7 @@ bool EtcdLease::held() const { return id_ != 0 && lost_ != nullptr && clock_->No
 void EtcdLease::OnTick() {
   if (id_ == 0 || lost_ == nullptr) return;
   if (!held()) {
-    return Lose(MakeError(
+    return OnLost(MakeError(
         absl::StatusCode::kFailedPrecondition, ledger_reason::kLeaseEnded,
         absl::StrCat("this daemon's lease has ended: etcd has not confirmed it in time",
                      last_error_.ok() ? "" : "; the last error: ", std::string(last_error_.message()))));
@@ -81,8 +81,8 @@ void EtcdLease::KeptAlive(Instant sent, const absl::StatusOr<etcdserverpb::Lease
     return;  // The next tick tries again, or finds that the lease has ended.
   }
   if (kept->ttl() <= 0) {
-    return Lose(MakeError(absl::StatusCode::kFailedPrecondition, ledger_reason::kLeaseEnded,
-                          "etcd has ended this daemon's lease, because it was not kept alive in time"));
+    return OnLost(MakeError(absl::StatusCode::kFailedPrecondition, ledger_reason::kLeaseEnded,
+                            "etcd has ended this daemon's lease, because it was not kept alive in time"));
   }
   last_error_ = absl::OkStatus();
   // Callers may have seen that held() was false, so a late answer does not bring the lease back.
@@ -92,7 +92,7 @@ void EtcdLease::KeptAlive(Instant sent, const absl::StatusOr<etcdserverpb::Lease
   next_keep_alive_ = sent + (ends - sent) / kKeepAlivesInALife;
 }
 
-void EtcdLease::Lose(const absl::Status& why) {
+void EtcdLease::OnLost(const absl::Status& why) {
   const auto lost = std::exchange(lost_, nullptr);
   lost(why);  // It may destroy the lease.
 }

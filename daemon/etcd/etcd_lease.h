@@ -40,7 +40,7 @@ class EtcdLease {
                Etcd::Answer<int64_t> answer);
   void KeepAlive();
   void KeptAlive(Instant sent, const absl::StatusOr<etcdserverpb::LeaseKeepAliveResponse>& kept);
-  void Lose(const absl::Status& why);
+  void OnLost(const absl::Status& why);
 
   Etcd* const etcd_;
   Clock* const clock_;

@@ -120,9 +120,9 @@ SharedSaves::Hooks ThreeNodes::HooksOf(Node& node) {
   hooks.changed = [&node](const SaveName& name, const SharedSave& save) {
     Part& part = node.parts.at(name);
     EXPECT_EQ(part.heard, "") << "nothing is said after the end";
-    const bool passed_over = part.save.sequence != save.sequence;
+    const bool lost_prepared = part.save.sequence != save.sequence;
     const bool had_one = part.save.sequence != 0 && part.save.state.phase() != SaveState::OPEN;
-    EXPECT_TRUE(passed_over ? !had_one : ComesAfter(part.save.state, save.state)) << "old news";
+    EXPECT_TRUE(lost_prepared ? !had_one : ComesAfter(part.save.state, save.state)) << "old news";
     part.save = save;
     if (!HasEnded(save.state)) return;
     part.heard = TextOf(save.state);

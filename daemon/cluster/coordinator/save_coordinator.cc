@@ -32,11 +32,11 @@ SaveCoordinator::SaveCoordinator(Etcd* etcd, Clock* clock, SharedRootIo* root, O
       states_(
           etcd, keys_.SaveStates(), absl::StrCat("following the saves of run ", options_.run),
           [this](const std::vector<std::string>& keys) { OnStates(keys); },
-          [this](const absl::Status& why) { Lose(why); }),
+          [this](const absl::Status& why) { OnLost(why); }),
       watch_(etcd, options_.prefix, options_.node, options_.run,
              {.changed = [this](int64_t sequence) { OnVotes(sequence); },
               .all_changed = [this] { OnWatched(); },
-              .ended = [this](const absl::Status& why) { Lose(why); }}),
+              .ended = [this](const absl::Status& why) { OnLost(why); }}),
       prepared_({clock, root, &admission_, &watch_, &states_}, keys_, leadership_.held,
                 {.decided = [this](const SharedSave& save) { OnState(save); },
                  .unused =
@@ -44,14 +44,14 @@ SaveCoordinator::SaveCoordinator(Etcd* etcd, Clock* clock, SharedRootIo* root, O
                        unused_ = std::max(unused_, sequence);
                        sweep_needed_ = true;
                      },
-                 .lost = [this](const absl::Status& why) { Lose(why); }}),
+                 .lost = [this](const absl::Status& why) { OnLost(why); }}),
       unknown_({&decisions_, root, clock}, leadership_.held, options_.run,
                {.settled =
                     [this] {
                       sweep_needed_ = true;
                       AllChanged();
                     },
-                .lost = [this](const absl::Status& why) { Lose(why); }}),
+                .lost = [this](const absl::Status& why) { OnLost(why); }}),
       absent_(options_.grace) {}
 
 void SaveCoordinator::Start() {
@@ -284,7 +284,7 @@ SaveCoordinator::Answer SaveCoordinator::Decided(Save& save) {
       decided.changed = true;
       return decided.backoff.Failed(clock_->Now());
     }
-    if (!answer.ok()) return Lose(answer.status());
+    if (!answer.ok()) return OnLost(answer.status());
     decided.backoff.Succeeded();
     if (IsLater(decided.save.state, answer->state)) {
       decided.save = *answer;
@@ -321,7 +321,7 @@ void SaveCoordinator::PublishIfNext(const Save& save, const SaveView& view) {
         const auto found = saves_.find(ended.sequence);
         if (found != saves_.end()) found->second.save = ended;
       },
-      [this](const absl::Status& why) { Lose(why); });
+      [this](const absl::Status& why) { OnLost(why); });
   publication_->Go();
 }
 
@@ -403,7 +403,7 @@ void SaveCoordinator::Sweep() {
   }));
 }
 
-void SaveCoordinator::Lose(const absl::Status& why) {
+void SaveCoordinator::OnLost(const absl::Status& why) {
   if (std::exchange(lost_, true)) return;
   publication_ = nullptr;
   hooks_.lost(why);

@@ -127,7 +127,7 @@ class SaveCoordinator {
   void BeginTerm();
   void PublishIfNext(const Save& save, const SaveView& view);
   void Sweep();
-  void Lose(const absl::Status& why);
+  void OnLost(const absl::Status& why);
 
   Clock* const clock_;
   SharedRootIo* const root_;

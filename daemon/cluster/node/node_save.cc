@@ -58,13 +58,13 @@ bool NodeSave::IsUndecided() const { return save.sequence == 0 || IsUndecidedSta
 
 void NodeSave::Bind(const SharedSave& found) {
   save = found;
-  said_ = Request::kBegin;
+  answered_ = Request::kBegin;
   vote.clear();
   rejection_counts = false;
 }
 
 void NodeSave::VoteAgain() {
-  if (IsUndecidedState(save.state) && said_ == Request::kAccept) said_ = Request::kBegin;
+  if (IsUndecidedState(save.state) && answered_ == Request::kAccept) answered_ = Request::kBegin;
 }
 
 NodeSave::Request NodeSave::Next() const {
@@ -75,13 +75,13 @@ NodeSave::Request NodeSave::Next() const {
     if (rejection_counts) return Request::kNone;
     return undecided ? Request::kReject : Request::kFailed;
   }
-  if (undecided) return accepted && said_ < Request::kAccept ? Request::kAccept : Request::kNone;
+  if (undecided) return accepted && answered_ < Request::kAccept ? Request::kAccept : Request::kNone;
   return NextReport();
 }
 
 NodeSave::Request NodeSave::NextReport() const {
-  if (sealed && said_ < Request::kSealed) return Request::kSealed;
-  if (durable && said_ < Request::kDurable) return Request::kDurable;
+  if (sealed && answered_ < Request::kSealed) return Request::kSealed;
+  if (durable && answered_ < Request::kDurable) return Request::kDurable;
   return Request::kNone;
 }
 
@@ -95,7 +95,7 @@ void NodeSave::Answered(Request request, const SaveState& state) {
   } else if (request == Request::kFailed) {
     rejection_counts = true;
   } else {
-    said_ = request;
+    answered_ = request;
   }
 }
 

@@ -64,7 +64,7 @@ class NodeSave {
   bool released = false;          // No promise of memory counts any more, and the owner was told so.
   bool refused = false;           // The ledger refuses this node's reports; the coordinator ends the save.
   bool rejection_counts = false;  // Etcd has recorded the rejection or the failure.
-  bool passed_over = false;       // Another save got the prepared sequence, so this save needs its own.
+  bool lost_prepared = false;     // Another save got the prepared sequence, so this save needs its own.
   std::string vote;               // The value of this node's vote key, if known.
   Backoff backoff;
   std::string last_error;  // Of the last request; empty: it was answered.
@@ -72,7 +72,7 @@ class NodeSave {
  private:
   Request NextReport() const;
 
-  Request said_ = Request::kBegin;  // The latest of kAccept, kSealed and kDurable that was answered.
+  Request answered_ = Request::kBegin;  // The latest of kAccept, kSealed and kDurable that was answered.
 };
 
 }  // namespace ckptd

@@ -49,9 +49,9 @@ void NodesLedger::SetNode(const NodeIdentity* node) {
 void NodesLedger::OnTick() {
   calls_.OnTick();
   if (ledger_ != nullptr) ledger_->OnTick();
-  while (!after_telling_.empty() && after_telling_.front().deadline <= clock_->Now()) {
-    Activation late = std::move(after_telling_.front());
-    after_telling_.pop_front();
+  while (!waiting_activations_.empty() && waiting_activations_.front().deadline <= clock_->Now()) {
+    Activation late = std::move(waiting_activations_.front());
+    waiting_activations_.pop_front();
     late.answer(
         MakeError(absl::StatusCode::kUnavailable, ledger_reason::kUnavailable,
                   absl::StrCat("etcd has not answered that a rank could not resume in ", options_.path,
@@ -168,8 +168,8 @@ void NodesLedger::ProcessEnded(const std::string& instance) {
 // Asks etcd once for each attempt: every later action of the attempt is compared with the active attempt
 // anyway. So a Begin waits for etcd no longer than its own deadline.
 void NodesLedger::Activate(int64_t attempt, Answer<absl::Status> answer) {
-  if (telling_ > 0)
-    return after_telling_.push_back({attempt, clock_->Now() + options_.patience, std::move(answer)});
+  if (failures_in_flight_ > 0)
+    return waiting_activations_.push_back({attempt, clock_->Now() + options_.patience, std::move(answer)});
   if (attempt == activated_ && active_ <= attempt) return answer(absl::OkStatus());
   Ask<absl::Status>(
       absl::StrCat("to let attempt ", attempt, " act in"),
@@ -229,15 +229,15 @@ void NodesLedger::DecidedResume(int64_t attempt, Answer<absl::StatusOr<std::opti
 }
 
 void NodesLedger::ResumeFailed(int64_t attempt, int64_t sequence) {
-  ++telling_;
+  ++failures_in_flight_;
   calls_.Ask<absl::Status>(
       "to say that a rank could not resume", Instant::max(),
       [this, attempt, sequence](Answer<absl::Status> done) {
         ledger_->ResumeFailed(attempt, sequence, std::move(done));
       },
       [this](const absl::Status&) {
-        if (--telling_ > 0) return;
-        for (Activation& waiting : std::exchange(after_telling_, {}))
+        if (--failures_in_flight_ > 0) return;
+        for (Activation& waiting : std::exchange(waiting_activations_, {}))
           Activate(waiting.attempt, std::move(waiting.answer));
       });
 }

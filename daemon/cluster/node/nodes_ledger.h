@@ -126,8 +126,8 @@ class NodesLedger : public Ledger {
   std::function<void(int64_t)> active_changed_;
   int64_t active_ = -1;          // The newest known active attempt, which the watcher, if any, was told.
   std::set<int64_t> committed_;  // Attempts whose commits were not reported yet.
-  int telling_ = 0;              // Calls of ResumeFailed that etcd has not answered.
-  std::deque<Activation> after_telling_;
+  int failures_in_flight_ = 0;   // Calls of ResumeFailed that etcd has not answered.
+  std::deque<Activation> waiting_activations_;
   int64_t activated_ = -1;  // The last attempt that this node has activated.
   storage::v1::RunRecord record_;
 };

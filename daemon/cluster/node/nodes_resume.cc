@@ -67,7 +67,7 @@ void NodesResume::Finish(int64_t attempt, int64_t sequence, const absl::Status& 
                          Done done) {
   if (rounds_.contains(attempt))
     End(attempt, mine.ok() ? absl::AbortedError("the ranks of this node have reported again") : mine);
-  said_.erase(said_.begin(), said_.lower_bound(attempt));
+  last_reports_.erase(last_reports_.begin(), last_reports_.lower_bound(attempt));
   Round& round = rounds_[attempt];
   round.attempt = attempt;
   round.sequence = sequence;
@@ -92,7 +92,7 @@ void NodesResume::Report(Round& round, const absl::Status& mine) {
   if (!mine.ok()) *report.mutable_failure() = EndOf(mine);
   round.said = report.SerializeAsString();
   // If the request of an earlier report is repeated, it must not overwrite this report: it sends `last`, too.
-  std::shared_ptr<std::string>& last = said_[attempt];
+  std::shared_ptr<std::string>& last = last_reports_[attempt];
   if (last == nullptr) last = std::make_shared<std::string>();
   *last = round.said;
   const auto write = [this, attempt, said = last](LedgerCalls::Answer<absl::Status> done) {

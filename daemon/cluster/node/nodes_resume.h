@@ -91,7 +91,7 @@ class NodesResume {
   std::map<int64_t, Round> rounds_;  // By attempt.
   int64_t last_round_ = 0;
   // The last report of this node's ranks, by attempt.
-  std::map<int64_t, std::shared_ptr<std::string>> said_;
+  std::map<int64_t, std::shared_ptr<std::string>> last_reports_;
   CallbackScope callbacks_;
 };
 

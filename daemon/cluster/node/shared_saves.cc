@@ -82,13 +82,13 @@ SharedSaves::SharedSaves(Etcd* etcd, Clock* clock, Options options, Hooks hooks)
       states_(
           etcd, keys_.SaveStates(), absl::StrCat("following the saves of run ", options_.run),
           [this](const std::vector<std::string>& keys) { OnStates(keys); },
-          [this](const absl::Status& why) { Lose(why); }),
+          [this](const absl::Status& why) { OnLost(why); }),
       active_(
           etcd, keys_.Active(), absl::StrCat("following the attempts of run ", options_.run),
           [this](const std::vector<std::string>&) { OnActive(); },
-          [this](const absl::Status& why) { Lose(why); }),
+          [this](const absl::Status& why) { OnLost(why); }),
       voters_(etcd, keys_, options_.node.Siblings(), options_.run,
-              [this](const absl::Status& why) { Lose(why); }) {}
+              [this](const absl::Status& why) { OnLost(why); }) {}
 
 void SharedSaves::Start() {
   states_.Start();
@@ -201,7 +201,7 @@ void SharedSaves::TellKnown(const SaveName& name) {
   part->asking = false;
   part->silent_since.reset();
   if (part->save.sequence == 0) {
-    if (const std::optional<SharedSave> known = Known(name, *part)) return Saw(name, *known);
+    if (const std::optional<SharedSave> known = Known(name, *part)) return Update(name, *known);
   }
   Ask(name);
 }
@@ -217,7 +217,7 @@ std::optional<SharedSave> SharedSaves::Known(const SaveName& name, const NodeSav
 }
 
 std::optional<SharedSave> SharedSaves::OpenFor(const SaveName& name, const NodeSave& part) const {
-  if (part.passed_over || open_ == 0 || names_.contains(open_)) return std::nullopt;
+  if (part.lost_prepared || open_ == 0 || names_.contains(open_)) return std::nullopt;
   ledger::v1::ActiveAttempt active;
   const std::string* const acts = active_.Find(keys_.Active());
   if (acts == nullptr || !active.ParseFromString(*acts) || active.attempt() != name.attempt)
@@ -300,13 +300,13 @@ void SharedSaves::OnAnswer(const SaveName& name, Request request, int64_t sequen
   part->answered_at = clock_->Now();
   const SharedSave& save = answer->save;
   if (IsOfAnother(name, save.state)) {
-    PassOver(name);
+    LosePrepared(name);
     return Ask(name);
   }
   part->Answered(request, save.state);
   if (request != Request::kBegin) part->vote = answer->vote;
   if (part->rejection_counts && request == Request::kReject) Release(name, *part);
-  Saw(name, save);
+  Update(name, save);
   Ask(name);
 }
 
@@ -333,7 +333,7 @@ void SharedSaves::OnError(const SaveName& name, Request request, const absl::Sta
     part.refused = true;
     return;
   }
-  Lose(error);
+  OnLost(error);
 }
 
 // ---- changes in etcd
@@ -363,26 +363,26 @@ void SharedSaves::OnState(const SharedSave& save) {
   const SaveName name = NameOf(save.state);
   const auto bound = names_.find(save.sequence);
   if (bound != names_.end() && bound->second != name) {
-    const SaveName passed_over = bound->second;
-    PassOver(passed_over);
-    Ask(passed_over);
+    const SaveName displaced = bound->second;
+    LosePrepared(displaced);
+    Ask(displaced);
   }
   if (name.tag.empty()) return;  // A prepared save that ended unused.
   sequences_[name] = save.sequence;
-  if (Find(name) != nullptr) return Saw(name, save);
+  if (Find(name) != nullptr) return Update(name, save);
   if (IsCheckpoint(save.state) && hooks_.other_committed) hooks_.other_committed(save);
 }
 
 // Another save has got the prepared sequence for which this save has voted.
-void SharedSaves::PassOver(const SaveName& name) {
+void SharedSaves::LosePrepared(const SaveName& name) {
   NodeSave& part = *Find(name);
   names_.erase(part.save.sequence);
   part.Bind(SharedSave());
-  part.passed_over = true;
+  part.lost_prepared = true;
   if (!part.given_up && !part.failed) hooks_.changed(name, part.save);
 }
 
-void SharedSaves::Saw(const SaveName& name, const SharedSave& save) {
+void SharedSaves::Update(const SaveName& name, const SharedSave& save) {
   NodeSave* const part = Find(name);
   if (part == nullptr) return;
   const bool is_new = part->save.sequence != save.sequence;
@@ -455,7 +455,7 @@ void SharedSaves::Release(const SaveName& name, NodeSave& part) {
   hooks_.released(name);
 }
 
-void SharedSaves::Lose(const absl::Status& why) {
+void SharedSaves::OnLost(const absl::Status& why) {
   if (std::exchange(lost_, true)) return;
   hooks_.lost(why);
 }

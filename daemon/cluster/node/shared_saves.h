@@ -132,14 +132,14 @@ class SharedSaves {
   void OnStates(const std::vector<std::string>& keys);
   void OnState(const SharedSave& save);
   void OnActive();
-  void Saw(const SaveName& name, const SharedSave& save);
-  void PassOver(const SaveName& name);
+  void Update(const SaveName& name, const SharedSave& save);
+  void LosePrepared(const SaveName& name);
   void Forget(const SaveName& name);
   void CheckSilence(const SaveName& name, NodeSave& part);
   void CheckDeadline(const SaveName& name, NodeSave& part);
   void GiveUp(const SaveName& name, const absl::Status& why);
   void Release(const SaveName& name, NodeSave& part);
-  void Lose(const absl::Status& why);
+  void OnLost(const absl::Status& why);
 
   Clock* const clock_;
   const Options options_;

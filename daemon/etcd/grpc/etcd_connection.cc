@@ -95,17 +95,17 @@ void EtcdConnection::TryAllThatAreDue() {
 }
 
 void EtcdConnection::Try(const std::shared_ptr<EtcdCall>& call) {
-  if (!past_.lost().ok()) {
+  if (!history_.lost().ok()) {
     call->under_way = true;
     return post_([weak = weak_from_this(), call] {
-      if (auto self = weak.lock()) self->Answer(call, self->past_.lost());
+      if (auto self = weak.lock()) self->Answer(call, self->history_.lost());
     });
   }
   const std::optional<std::string> token = call->with_token ? Token() : "";
   if (!token) return;  // Authenticated() tries the call once there is a token.
   call->under_way = true;
   call->token = *token;
-  call->revision_before = past_.highest();
+  call->revision_before = history_.highest();
   call->context = NewContext(*token);
   call->context->set_deadline(std::chrono::system_clock::now() +
                               std::min(options_.try_timeout, call->deadline - Now()));
@@ -125,14 +125,14 @@ void EtcdConnection::Tried(const std::shared_ptr<EtcdCall>& call, EtcdMember& me
   call->context.reset();
   if (status.ok()) {
     members_.Answered(member);
-    return Answer(call, past_.Check(call->header(), call->linearizable ? call->revision_before : 0));
+    return Answer(call, history_.Check(call->header(), call->linearizable ? call->revision_before : 0));
   }
 
   const EtcdFailure failure =
       ExplainFailure(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
   call->last_error = absl::StrCat(member.endpoint, ": ", status.error_message());
   if (failure.next != NextTry::kAnotherMember) members_.Answered(member);
-  if (ReasonOf(failure.error) == ledger_reason::kRestored) past_.Lose(failure.error);
+  if (ReasonOf(failure.error) == ledger_reason::kRestored) history_.SetLost(failure.error);
   if (failure.next == NextTry::kAfterAuthentication && call->refused_tokens++ < kMostRefusedTokens) {
     DropToken(call->token);
     return TryAgain(call, Duration::zero());

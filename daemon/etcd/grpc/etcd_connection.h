@@ -13,9 +13,9 @@
 
 #include "absl/functional/any_invocable.h"
 #include "daemon/etcd/grpc/etcd_call.h"
+#include "daemon/etcd/grpc/etcd_history.h"
 #include "daemon/etcd/grpc/etcd_members.h"
 #include "daemon/etcd/grpc/etcd_options.h"
-#include "daemon/etcd/grpc/etcd_past.h"
 #include "storage/base/clock.h"
 
 namespace ckptd {
@@ -49,7 +49,7 @@ class EtcdConnection : public std::enable_shared_from_this<EtcdConnection> {
   // See GrpcEtcd::full.
   const absl::Status& full() const { return full_; }
   EtcdMembers& members() { return members_; }
-  EtcdPast& past() { return past_; }
+  EtcdHistory& history() { return history_; }
   Instant Now() const { return clock_->Now(); }
   const EtcdOptions& options() const { return options_; }
   const Post& post() const { return post_; }
@@ -68,7 +68,7 @@ class EtcdConnection : public std::enable_shared_from_this<EtcdConnection> {
   EtcdMembers members_;
   Clock* const clock_;
   const Post post_;
-  EtcdPast past_;
+  EtcdHistory history_;
   CallEnded call_ended_;  // May be null.
   std::set<std::shared_ptr<EtcdCall>> calls_;
   std::string token_;  // Empty: there is none.

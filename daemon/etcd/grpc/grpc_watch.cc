@@ -78,7 +78,7 @@ void GrpcWatch::End(const absl::Status& why) {
 
 void GrpcWatch::OnTick() {
   if (stopped_) return;
-  if (!connection_->past().lost().ok()) return End(connection_->past().lost());
+  if (!connection_->history().lost().ok()) return End(connection_->history().lost());
   if (stream_ == nullptr) {
     if (!connection_->authentication_error().ok()) return End(connection_->authentication_error());
     if (connection_->Now() >= next_open_) Open();
@@ -116,7 +116,7 @@ void GrpcWatch::Reopen(std::optional<std::string_view> failure) {
 void GrpcWatch::OnResponse(const Stream* stream, etcdserverpb::WatchResponse response) {
   const auto self = shared_from_this();
   if (stream != stream_.get()) return;  // From an earlier stream.
-  if (absl::Status lost = connection_->past().Check(response.header(), 0); !lost.ok()) return End(lost);
+  if (absl::Status lost = connection_->history().Check(response.header(), 0); !lost.ok()) return End(lost);
   if (response.canceled()) return OnCanceled(response);
   if (response.created()) OnCreated(response);
   OnEvents(response);
@@ -128,7 +128,7 @@ void GrpcWatch::OnCreated(const etcdserverpb::WatchResponse& response) {
   connection_->members().Answered(*member_);
   failures_ = 0;
   token_refused_ = false;
-  if (response.header().revision() < connection_->past().highest()) AskRevision();
+  if (response.header().revision() < connection_->history().highest()) AskRevision();
 }
 
 void GrpcWatch::OnCanceled(const etcdserverpb::WatchResponse& response) {
@@ -143,7 +143,7 @@ void GrpcWatch::OnEvents(etcdserverpb::WatchResponse& response) {
   if (response.fragment() || fragments_.empty()) return;
   const std::vector<etcdserverpb::Event> events = std::exchange(fragments_, {});
   next_revision_ = events.back().kv().mod_revision() + 1;
-  connection_->past().Saw(next_revision_ - 1);
+  connection_->history().Observe(next_revision_ - 1);
   spec_.changed(events);
 }
 
@@ -173,7 +173,7 @@ void GrpcWatch::AskRevision() {
   auto call = std::make_shared<EtcdCallOf<etcdserverpb::RangeRequest, etcdserverpb::RangeResponse>>(
       std::move(request),
       [](EtcdMember& member, auto... arguments) { member.kv->async()->Range(arguments...); },
-      // past() keeps the answer's revision, and the next tick checks past(). If no member answers, the next
+      // history() keeps the answer's revision, and the next tick checks history(). If no member answers, the next
       // stream asks again.
       [](const absl::StatusOr<etcdserverpb::RangeResponse>&) {});
   call->purpose = spec_.purpose;

@@ -59,7 +59,7 @@ void RunCoordinator::Read() {
 void RunCoordinator::WasRead(const RangeResponse& found) {
   if (found.kvs_size() == 0 && willing_) return TakeLeadership();
   Watch(found.header().revision() + 1);
-  if (found.kvs_size() > 0) Saw(found.kvs(0));
+  if (found.kvs_size() > 0) Observe(found.kvs(0));
 }
 
 // The term has a key of its own, which is never removed: the coordinator's key is removed with its lease, and
@@ -106,10 +106,10 @@ void RunCoordinator::Watch(int64_t from_revision) {
 
 void RunCoordinator::OnEvents(const std::vector<Event>& events) {
   if (events.back().type() == Event::DELETE) return Read();
-  Saw(events.back().kv());
+  Observe(events.back().kv());
 }
 
-void RunCoordinator::Saw(const KeyValue& key) {
+void RunCoordinator::Observe(const KeyValue& key) {
   ledger::v1::Coordinator coordinator;
   coordinator.ParseFromString(key.value());
   if (coordinator.term() <= leadership_.term) return;  // Already seen.

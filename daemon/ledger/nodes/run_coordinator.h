@@ -63,7 +63,7 @@ class RunCoordinator {
   void TakeLeadership();
   void Watch(int64_t from_revision);
   void OnEvents(const std::vector<etcdserverpb::Event>& events);
-  void Saw(const etcdserverpb::KeyValue& key);
+  void Observe(const etcdserverpb::KeyValue& key);
   void GiveUp();
   void OnGivenUp(int64_t term, const absl::Status& given_up);
   void DeleteLeadership(const std::string& purpose, absl::AnyInvocable<void(absl::Status)> done);
