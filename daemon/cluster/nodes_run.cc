@@ -94,7 +94,10 @@ void NodesRun::Opened(const SharedFilesIo::RunOfRoot& root) {
   ledger_ = std::make_unique<NodesLedger>(
       etcd_, clock_,
       NodesLedger::Options{options_.cluster_prefix, prefix_, run_id, options_.path, options_.patience, why,
-                           [this] { return CheckUse(); }});
+                           [this] { return CheckUse(); },
+                           [this](const SettingKeys::Policy& policy, Ledger::Answer<absl::Status> set) {
+                             settings_->SetRetention(policy, std::move(set));
+                           }});
   calls_ = std::make_unique<LedgerCalls>(clock_, absl::StrCat("run ", run), why);
   resume_ =
       std::make_unique<NodesResume>(etcd_, clock_, ledger_.get(), NodesResume::Options{prefix_, run, why});
@@ -105,6 +108,22 @@ void NodesRun::Opened(const SharedFilesIo::RunOfRoot& root) {
       [this](int64_t sequence, const DamageKeys::Damage& damage) {
         if (!list_.IsBeingRemoved(sequence)) hooks_.damage_changed(sequence, damage, nullptr);
       });
+  settings_ = std::make_unique<SettingKeys>(
+      etcd_, clock_, SettingKeys::Options{prefix_, run, options_.patience, why, list_.ended_removals()},
+      SettingKeys::Hooks{
+          .pin_changed = [this](const std::string& tag, int64_t sequence,
+                                bool pinned) { OnPinChanged(tag, sequence, pinned); },
+          .retention_changed =
+              [this](const SettingKeys::Policy& policy) { ledger_->OnRetentionOverride(policy); },
+          .known = [this] { ReportNewestCommitted(); },
+          .ended = [this](const absl::Status& refused) { over_ = refused; }});
+  requests_ = std::make_unique<CoordinatorRequests>(
+      etcd_, clock_, CoordinatorRequests::Options{prefix_, run, options_.patience, why},
+      CoordinatorRequests::Hooks{
+          .serve = [this](const CoordinatorRequests::Request& request,
+                          CoordinatorRequests::Done done) { Serve(request, std::move(done)); },
+          .has_coordinator = [this] { return election_ != nullptr && election_->has_leader(); },
+          .ended = [this](const absl::Status& refused) { over_ = refused; }});
 }
 
 void NodesRun::Start(Hooks hooks) {
@@ -151,6 +170,8 @@ void NodesRun::GoOnWithRegistration() {
   resume_->SetNode(&*node_);
   readers_->SetNode(&*node_);
   damages_->SetNode(&*node_);
+  settings_->SetNode(&*node_);
+  requests_->SetNode(&*node_);
   election_ = std::make_unique<RunCoordinator>(
       etcd_, clock_, RunCoordinator::Options{prefix_, *node_, options_.path},
       [this](const RunCoordinator::Leadership& leadership) { OnLeadership(leadership); },
@@ -182,6 +203,8 @@ void NodesRun::EndRegistration() {
   resume_->SetNode(nullptr);
   readers_->SetNode(nullptr);
   damages_->SetNode(nullptr);
+  settings_->SetNode(nullptr);
+  requests_->SetNode(nullptr);
   calls_->SetRegistered(false);
 }
 
@@ -294,6 +317,8 @@ void NodesRun::OnTick() {
   resume_->OnTick();
   readers_->OnTick();
   damages_->OnTick();
+  settings_->OnTick();
+  requests_->OnTick();
   if (coordinator_ != nullptr) coordinator_->OnTick();
   if (evictions_ != nullptr) evictions_->OnTick();
   if (counter_ != nullptr) counter_->OnTick();
@@ -324,6 +349,7 @@ void NodesRun::LoadCheckpoint(const std::string& tag, int64_t sequence,
       tag, sequence,
       callbacks_.Guard([this, done = std::move(done)](absl::StatusOr<LoadedCheckpoint> loaded) mutable {
         if (loaded.ok()) damages_->Apply(&loaded->checkpoint);
+        if (loaded.ok()) settings_->Apply(&loaded->checkpoint);
         done(std::move(loaded));
       }));
 }
@@ -355,6 +381,7 @@ void NodesRun::OnLeadership(const RunCoordinator::Leadership& leadership) {
       CheckpointReaders::Options{prefix_, *node_, options_.path, list_.ended_removals()}, leadership.held);
   counter_ = std::make_unique<UseCounter>(
       etcd_, clock_, UseCounter::Options{prefix_, UsesOfOwner() + root_.id, options_.path, leadership.held});
+  requests_->SetLeadership(&leadership.held);
   coordinator_->Start();
   EndRemovals();
   hooks_.leadership_changed();
@@ -388,11 +415,11 @@ void NodesRun::FollowFileSystem() {
   if (election_ != nullptr) election_->SetWilling(false);
 }
 
-// Etcd would keep both for as long as the registration lives: the leadership, which this node may have before
-// it is told so, and a reader key.
+// Etcd would keep them for as long as the registration lives: the leadership, which this node may have before
+// it is told so, a reader key, and a request.
 bool NodesRun::may_close() const {
   if (election_ == nullptr) return true;
-  return election_->follows_another() && readers_->idle();
+  return election_->follows_another() && readers_->idle() && requests_->idle();
 }
 
 // Ends the removals that an earlier coordinator has decided.
@@ -417,6 +444,7 @@ void NodesRun::EndRemovals() {
 void NodesRun::DropLeadership() {
   coordinator_over_ = false;
   if (coordinator_ == nullptr) return;
+  requests_->SetLeadership(nullptr);
   coordinator_ = nullptr;
   evictions_ = nullptr;
   counter_ = nullptr;
@@ -442,19 +470,78 @@ void NodesRun::Evict(const std::string& tag, int64_t sequence, Callback<absl::St
 
 void NodesRun::SettleSave(const std::string& tag, bool is_checkpoint,
                           Callback<absl::StatusOr<Settled>> done) {
-  const auto later = [post = options_.post, waits = std::make_shared<Callback<absl::StatusOr<Settled>>>(
-                                                std::move(done))](absl::StatusOr<Settled> settled) {
-    post([waits, settled = std::move(settled)]() mutable { (*waits)(std::move(settled)); });
-  };
-  if (coordinator_ != nullptr && !coordinator_over_)
-    return coordinator_->SettleSave(tag, is_checkpoint, later);
-  later(NotCoordinator("settle its saves", options_.path));
+  CoordinatorRequests::Request request;
+  request.mutable_settle_save()->set_tag(tag);
+  request.mutable_settle_save()->set_is_checkpoint(is_checkpoint);
+  requests_->Ask(std::move(request), [is_checkpoint, done = std::move(done)](
+                                         const absl::StatusOr<CoordinatorRequests::Reply>& reply) mutable {
+    if (!reply.ok()) return done(reply.status());
+    done(Settled{reply->sequence(), is_checkpoint});
+  });
+}
+
+void NodesRun::Delete(const std::string& tag, int64_t sequence, bool force, Callback<absl::Status> deleted) {
+  CoordinatorRequests::Request request;
+  request.mutable_delete_checkpoint()->set_tag(tag);
+  request.mutable_delete_checkpoint()->set_sequence(sequence);
+  request.mutable_delete_checkpoint()->set_force(force);
+  requests_->Ask(std::move(request), [deleted = std::move(deleted)](
+                                         const absl::StatusOr<CoordinatorRequests::Reply>& reply) mutable {
+    deleted(reply.status());
+  });
+}
+
+// An earlier coordinator may have carried the request out, and not answered it.
+void NodesRun::Serve(const CoordinatorRequests::Request& request, CoordinatorRequests::Done done) {
+  if (!coordinates()) return done(NotCoordinator("serve its operators", options_.path));
+  if (request.has_settle_save()) {
+    return coordinator_->SettleSave(request.settle_save().tag(), request.settle_save().is_checkpoint(),
+                                    [done = std::move(done)](const absl::StatusOr<Settled>& settled) mutable {
+                                      if (!settled.ok()) return done(settled.status());
+                                      CoordinatorRequests::Reply reply;
+                                      reply.set_sequence(settled->sequence);
+                                      done(reply);
+                                    });
+  }
+  if (!request.has_delete_checkpoint()) {
+    return done(absl::UnimplementedError(absl::StrCat("the daemon that coordinates ", options_.path,
+                                                      " is older, and does not know the request")));
+  }
+  const int64_t sequence = request.delete_checkpoint().sequence();
+  hooks_.delete_requested(request.delete_checkpoint().tag(), sequence, request.delete_checkpoint().force(),
+                          [this, sequence, done = std::move(done)](const absl::Status& deleted) mutable {
+                            const bool is_gone = list_.IsBeingRemoved(sequence) || WasRemoved(sequence);
+                            if (!deleted.ok() && !(ReasonOf(deleted) == reason::kNoCheckpoint && is_gone))
+                              return done(deleted);
+                            done(CoordinatorRequests::Reply());
+                          });
 }
 
 void NodesRun::OnNewestCommitted(const SharedSave& save) {
   std::optional<storage::v1::RetentionPolicy> retention;
   if (save.state.has_retention()) retention = save.state.retention();
-  hooks_.newest_committed(save.sequence, retention);
+  newest_committed_ = {save.sequence, retention};
+  ReportNewestCommitted();
+}
+
+// Not before this node knows the policy that an operator may have set in the place of the save's: retention
+// would remove too much.
+void NodesRun::ReportNewestCommitted() {
+  if (!newest_committed_ || !settings_->known()) return;
+  const auto [sequence, retention] = *std::exchange(newest_committed_, std::nullopt);
+  hooks_.newest_committed(sequence, retention);
+}
+
+// The coordinator writes it into the root, too, for a run that moves to another etcd.
+void NodesRun::OnPinChanged(const std::string& tag, int64_t sequence, bool pinned) {
+  files_->SetPinned(
+      tag, sequence, pinned, callbacks_.Guard([this, tag, pinned](const absl::Status& recorded) {
+        if (recorded.ok()) return;
+        hooks_.noticed(absl::StrCat(
+            "it could not be recorded that ", tag, pinned ? " is pinned" : " is not pinned any more",
+            ", which matters only if etcd is lost: ", std::string(recorded.message())));
+      }));
+  hooks_.pin_changed(tag, sequence, pinned);
 }
 
 void NodesRun::OnCheckpointKeys(const std::vector<std::string>& changed) {
@@ -474,9 +561,11 @@ void NodesRun::ApplyDecided(RootSnapshot* root) {
   highest_ = std::max(highest_, root->highest_sequence);
   highest_term_ = std::max(highest_term_, root->highest_term);
   if (!root->committed.empty()) newest_ = std::max(newest_, root->committed.rbegin()->first);
-  for (auto& [sequence, checkpoint] : root->committed) damages_->Apply(&checkpoint);
-  for (const auto& [sequence, checkpoint] : root->committed)
+  for (auto& [sequence, checkpoint] : root->committed) {
+    damages_->Apply(&checkpoint);
+    settings_->Apply(&checkpoint);
     highest_attempt_ = std::max(highest_attempt_, checkpoint.summary.attempt());
+  }
   half_removed_ = root->half_removed;
   list_.Apply(root);
   // A checkpoint was moved in: saves that begin and attempts that join from now on come after it.

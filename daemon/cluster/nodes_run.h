@@ -20,11 +20,13 @@
 #include "daemon/cluster/checkpoint_list.h"
 #include "daemon/cluster/coordinator/evictions.h"
 #include "daemon/cluster/coordinator/save_coordinator.h"
+#include "daemon/cluster/coordinator_requests.h"
 #include "daemon/cluster/node/damage_keys.h"
 #include "daemon/cluster/node/ledger_calls.h"
 #include "daemon/cluster/node/nodes_ledger.h"
 #include "daemon/cluster/node/nodes_resume.h"
 #include "daemon/cluster/node/reader_keys.h"
+#include "daemon/cluster/node/setting_keys.h"
 #include "daemon/cluster/node/use_counter.h"
 #include "daemon/cluster/nodes_root_io.h"
 #include "daemon/cluster/saves_over_registrations.h"
@@ -134,6 +136,10 @@ class NodesRun : public Authority, public NodesReading {
   void ClearDamage(int64_t sequence, Callback<absl::Status> cleared) override {
     damages_->Clear(sequence, std::move(cleared));
   }
+  void Delete(const std::string& tag, int64_t sequence, bool force, Callback<absl::Status> deleted) override;
+  void SetPinned(const std::string& tag, int64_t sequence, bool pinned, Callback<absl::Status> set) override {
+    settings_->SetPinned(tag, sequence, pinned, std::move(set));
+  }
 
  private:
   static constexpr Duration kLongestPause = std::chrono::minutes(5);
@@ -157,7 +163,10 @@ class NodesRun : public Authority, public NodesReading {
   void FollowFileSystem();
   void DropLeadership();
   void EndRemovals();
+  void OnPinChanged(const std::string& tag, int64_t sequence, bool pinned);
+  void Serve(const CoordinatorRequests::Request& request, CoordinatorRequests::Done done);
   void OnNewestCommitted(const SharedSave& save);
+  void ReportNewestCommitted();
   void OnCheckpointKeys(const std::vector<std::string>& keys);
   void ListUnsettled(int64_t attempt, LedgerCalls::Answer<absl::Status> done);
   bool IsUnderWay(int64_t sequence) const;
@@ -184,6 +193,8 @@ class NodesRun : public Authority, public NodesReading {
   std::unique_ptr<NodesResume> resume_;
   std::unique_ptr<ReaderKeys> readers_;
   std::unique_ptr<DamageKeys> damages_;
+  std::unique_ptr<SettingKeys> settings_;
+  std::unique_ptr<CoordinatorRequests> requests_;
 
   // Of the present registration.
   std::unique_ptr<RunCoordinator> election_;
@@ -210,6 +221,8 @@ class NodesRun : public Authority, public NodesReading {
   std::vector<std::pair<Instant, absl::AnyInvocable<void()>>> later_;  // That wait for their time.
 
   std::vector<HalfRemoved> half_removed_;
+  // That was not reported yet, and the policy of its ranks.
+  std::optional<std::pair<int64_t, std::optional<storage::v1::RetentionPolicy>>> newest_committed_;
   CallbackScope callbacks_;
 };
 

@@ -250,22 +250,22 @@ void Engine::Impl::SetPinned(Run* run, const std::string& tag, bool pinned, Repl
   if (committed == nullptr || run->catalog.evicting().contains(sequence))
     return reply(NoCheckpoint(tag, absl::StrCat("no checkpoint ", tag, " is committed in ", run->path)));
   if (pinned) retention_.BeginPin(run, sequence);
-  run->io->SetPinned(tag, sequence, pinned,
-                     [this, run, sequence, pinned, reply = std::move(reply)](absl::Status set) mutable {
-                       if (pinned) retention_.EndPin(run, sequence);
-                       const CommittedCheckpoint* known = run->catalog.Find(sequence);
-                       if (known == nullptr) {
-                         return reply(MakeError(absl::StatusCode::kNotFound, reason::kNoCheckpoint,
-                                                "it was replaced in the meantime"));
-                       }
-                       if (set.ok()) {
-                         run->catalog.SetPinned(sequence, pinned);
-                         reply(Describe(*run, *known));
-                       } else {
-                         reply(set);
-                       }
-                       retention_.Apply(run);  // An unpinned checkpoint may have to go.
-                     });
+  run->authority->SetPinned(
+      tag, sequence, pinned,
+      [this, run, sequence, pinned, reply = std::move(reply)](absl::Status set) mutable {
+        if (pinned) retention_.EndPin(run, sequence);
+        const CommittedCheckpoint* known = run->catalog.Find(sequence);
+        if (known == nullptr) {
+          return reply(MakeError(absl::StatusCode::kNotFound, reason::kNoCheckpoint,
+                                 "it was replaced in the meantime"));
+        }
+        if (set.ok()) {
+          reply(Describe(*run, *known));
+        } else {
+          reply(set);
+        }
+        retention_.Apply(run);  // An unpinned checkpoint may have to go.
+      });
 }
 
 }  // namespace ckptd

@@ -94,6 +94,7 @@ class Engine::Impl {
   void OnMemoryReleased(const Save& save);
   void OnSaveEnded(Save* save);
   void OnRemovedByOthers(Run* run, int64_t sequence);
+  void OnPinChanged(Run* run, const std::string& tag, int64_t sequence, bool pinned);
   void OnLeaseReleased(const Lease& lease);
 
   // runs.cc

@@ -143,6 +143,11 @@ void Engine::Impl::OnRemovedByOthers(Run* run, int64_t sequence) {
   residents_.Prune(run);
 }
 
+void Engine::Impl::OnPinChanged(Run* run, const std::string&, int64_t sequence, bool pinned) {
+  run->catalog.SetPinned(sequence, pinned);
+  if (!pinned) retention_.Apply(run);
+}
+
 void Engine::Impl::OnLeaseReleased(const Lease& lease) {
   residents_.OnLeaseReleased(lease);
   retention_.Apply(lease.run);  // It may have been all that kept a victim.

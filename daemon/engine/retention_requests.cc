@@ -53,10 +53,10 @@ void Engine::Impl::DeleteCheckpoint(Run* run, const std::string& tag, bool force
   if (committed == nullptr)
     return reply(NoCheckpoint(tag, absl::StrCat("no checkpoint ", tag, " is committed in ", run->path)));
   v1::Checkpoint described = Describe(*run, *committed);
-  retention_.Delete(
-      run, committed->summary.sequence(), force,
-      [described = std::move(described), reply = std::move(reply)](absl::StatusOr<int64_t> deleted) mutable {
-        if (!deleted.ok()) return reply(deleted.status());
+  run->authority->Delete(
+      tag, committed->summary.sequence(), force,
+      [described = std::move(described), reply = std::move(reply)](const absl::Status& deleted) mutable {
+        if (!deleted.ok()) return reply(deleted);
         reply(std::move(described));
       });
 }

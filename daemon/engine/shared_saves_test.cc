@@ -768,6 +768,135 @@ TEST_F(SharedSavesTest, RemovalThatHasFailedIsNotTriedAgainBeforeTheNextSave) {
   EXPECT_THAT(disks_[1]->evicted, ElementsAre("step1", "step2"));
 }
 
+// ---- pins
+
+TEST_F(SharedSavesTest, AuthorityPinsForAllNodes) {
+  PutInRoot("step1", 1);
+  LookAtRoot();
+  Calls();
+  const Caller operator_ = {0, 0, true};
+  Answer<v1::Checkpoint> pinned;
+  engine_->SetPinned(operator_, run_ + "/checkpoints/step1", true, pinned.reply());
+  RunQueued();
+  EXPECT_THAT(Calls(), ElementsAre("Pin step1 1"));
+  EXPECT_FALSE(pinned.has()) << "the nodes do not know it yet";
+  nodes_->hooks.pin_changed("step1", 1, true);
+  nodes_->pinnings.at(0)(absl::OkStatus());
+  RunQueued();
+  EXPECT_TRUE(pinned.get().pinned());
+  Answer<v1::Checkpoint> refused;
+  engine_->SetPinned(operator_, run_ + "/checkpoints/step1", false, refused.reply());
+  RunQueued();
+  nodes_->hooks.pin_changed("step1", 1, false);  // On another node, and pinned again.
+  nodes_->hooks.pin_changed("step1", 1, true);
+  nodes_->pinnings.at(1)(absl::UnavailableError("etcd is away"));
+  RunQueued();
+  EXPECT_THAT(std::string(refused.status().message()), HasSubstr("etcd is away"));
+}
+
+TEST_F(SharedSavesTest, CoordinatorKeepsWhatAnOperatorHasPinnedOnAnotherNode) {
+  nodes_->leads = true;
+  ActivateFirstAttempt();
+  for (int64_t sequence : {1, 2, 3}) PutInRoot("step" + std::to_string(sequence), sequence);
+  LookAtRoot();
+  nodes_->hooks.pin_changed("step1", 1, true);
+  nodes_->hooks.newest_committed(3, KeepLast(1));
+  RunQueued();
+  EXPECT_THAT(disks_[1]->evicted, ElementsAre("step2"));
+  nodes_->hooks.pin_changed("step1", 1, false);
+  RunQueued();
+  EXPECT_THAT(disks_[1]->evicted, ElementsAre("step2", "step1"));
+}
+
+TEST_F(SharedSavesTest, ForcedDeletionUnpinsForAllNodesFirst) {
+  nodes_->leads = true;
+  ActivateFirstAttempt();
+  for (int64_t sequence : {1, 2}) PutInRoot("step" + std::to_string(sequence), sequence);
+  LookAtRoot();
+  nodes_->hooks.pin_changed("step1", 1, true);
+  RunQueued();
+  Calls();
+  v1::DeleteCheckpointRequest request;
+  request.set_name(run_ + "/checkpoints/step1");
+  request.set_force(true);
+  Answer<v1::Checkpoint> deleted;
+  engine_->DeleteCheckpoint({0, 0, true}, request, deleted.reply());
+  RunQueued();
+  EXPECT_THAT(Calls(), ElementsAre("Unpin step1 1"));
+  EXPECT_THAT(disks_[1]->evicted, ElementsAre());
+  nodes_->hooks.pin_changed("step1", 1, false);
+  nodes_->pinnings.at(0)(absl::OkStatus());
+  RunQueued();
+  EXPECT_TRUE(deleted.status().ok()) << deleted.status();
+  EXPECT_THAT(disks_[1]->evicted, ElementsAre("step1"));
+}
+
+// ---- reading back
+
+class SharedScrubTest : public SharedSavesTest {
+ protected:
+  void SetUp() override {
+    engine_options_.scrub_period = std::chrono::hours(1);
+    engine_options_.scrub_bytes_per_second = 1 << 20;
+    SharedSavesTest::SetUp();
+    PutInRoot("step1", 1);
+    LookAtRoot();
+    ios_[1]->calls.clear();
+  }
+  int ReadsIn(std::chrono::seconds time) {
+    for (std::chrono::seconds passed{0}; passed < time; passed += std::chrono::seconds(1))
+      AdvanceClock(std::chrono::seconds(1));
+    return std::exchange(ios_[1]->calls["OpenCheckpoint"], 0);
+  }
+};
+
+TEST_F(SharedScrubTest, CoordinatorReadsBackForAllNodes) {
+  EXPECT_EQ(ReadsIn(std::chrono::hours(3)), 0);
+  nodes_->leads = true;
+  EXPECT_GE(ReadsIn(std::chrono::hours(1) + std::chrono::minutes(1)), 1);
+}
+
+// ---- deleting
+
+TEST_F(SharedSavesTest, CoordinatorIsAskedToDelete) {
+  for (int64_t sequence : {1, 2}) PutInRoot("step" + std::to_string(sequence), sequence);
+  LookAtRoot();
+  Calls();
+  const auto ask = [&](const std::string& tag, bool force) {
+    v1::DeleteCheckpointRequest request;
+    request.set_name(run_ + "/checkpoints/" + tag);
+    request.set_force(force);
+    Answer<v1::Checkpoint> deleted;
+    engine_->DeleteCheckpoint({0, 0, true}, request, deleted.reply());
+    RunQueued();
+    return deleted;
+  };
+  auto forced = ask("step1", true), kept = ask("step2", false);
+  EXPECT_THAT(Calls(), ElementsAre("Delete step1 1 by force", "Delete step2 2"));
+  nodes_->deletions.at(0)(absl::OkStatus());
+  nodes_->deletions.at(1)(MakeError(absl::StatusCode::kFailedPrecondition, reason::kPinned, "it is pinned"));
+  EXPECT_EQ(forced.get().tag(), "step1");
+  EXPECT_EQ(kept.reason(), "PINNED");
+  EXPECT_THAT(disks_[1]->evicted, ElementsAre());
+  EXPECT_EQ(ask("step3", false).reason(), "NO_CHECKPOINT");
+  EXPECT_THAT(Calls(), ElementsAre());
+}
+
+TEST_F(SharedSavesTest, CoordinatorDeletesWhatAnotherNodeAsksFor) {
+  nodes_->leads = true;
+  ActivateFirstAttempt();
+  for (int64_t sequence : {1, 2}) PutInRoot("step" + std::to_string(sequence), sequence);
+  LookAtRoot();
+  std::vector<std::string> answers;
+  const auto answer = [&](const absl::Status& deleted) { answers.push_back(ReasonOf(deleted)); };
+  nodes_->hooks.delete_requested("step1", 1, false, answer);
+  nodes_->hooks.delete_requested("step2", 2, false, answer);
+  nodes_->hooks.delete_requested("step3", 3, false, answer);
+  RunQueued();
+  EXPECT_THAT(disks_[1]->evicted, ElementsAre("step1"));
+  EXPECT_THAT(answers, ::testing::UnorderedElementsAre("", "CHECKPOINT_KEPT", "NO_CHECKPOINT"));
+}
+
 TEST_F(SharedSavesTest, CoordinatorIsAskedWhatHasBecomeOfASave) {
   const auto resolve = [this](v1::ResolveSaveRequest::Outcome outcome) {
     v1::ResolveSaveRequest request;

@@ -135,6 +135,8 @@ Engine::Impl::Impl(EngineOptions options, Clock* clock, SegmentPool* pool, Engin
                .continue_failing = bind_front(&SaveTracker::ContinueFailing, &tracker_),
                .removed = bind_front(&Impl::OnRemovedByOthers, this),
                .damage_changed = bind_front(&DamageMarks::OnChanged, &damage_),
+               .pin_changed = bind_front(&Impl::OnPinChanged, this),
+               .delete_requested = bind_front(&Retention::Delete, &retention_),
                .newest_committed = bind_front(&Retention::SetPolicyOf, &retention_),
                .root_changed = bind_front(&Impl::OnRootChanged, this),
                .leadership_changed = bind_front(&Retention::OnLeadershipChanged, &retention_)}),

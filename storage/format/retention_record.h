@@ -3,6 +3,8 @@
 #ifndef CKPTD_STORAGE_FORMAT_RETENTION_RECORD_H_
 #define CKPTD_STORAGE_FORMAT_RETENTION_RECORD_H_
 
+#include <optional>
+
 #include "ckptd/storage/v1/storage.pb.h"
 
 namespace ckptd {
@@ -37,6 +39,13 @@ storage::v1::RetentionPolicy LoadRetention(const Record& record) {
   storage::v1::RetentionPolicy policy = record.retention();
   if (record.has_num_kept_ckpts()) policy.set_last(record.num_kept_ckpts());
   return policy;
+}
+
+// Nullopt: the policies of the saves count.
+inline void StoreRetentionOverride(const std::optional<storage::v1::RetentionPolicy>& policy,
+                                   storage::v1::RunRecord* record) {
+  record->clear_retention_override();
+  if (policy) *record->mutable_retention_override() = *policy;
 }
 
 }  // namespace ckptd

@@ -111,8 +111,10 @@ class Ledger {
   // all. Written with the next write of the history.
   virtual void SetRetention(const storage::v1::RetentionPolicy& in_force,
                             const std::vector<storage::v1::RetentionPolicy>& next) = 0;
-  // The policy that replaces those of the saves; nullopt: theirs count. Written as with SetRetention.
-  virtual void SetRetentionOverride(const std::optional<storage::v1::RetentionPolicy>& policy) = 0;
+  // The policy that replaces those of the saves; nullopt: theirs count. Remembered durably before the answer;
+  // after an error the earlier one counts.
+  virtual void SetRetentionOverride(const std::optional<storage::v1::RetentionPolicy>& policy,
+                                    Answer<absl::Status> set) = 0;
   virtual const storage::v1::RunRecord& record() const = 0;
 };
 

@@ -410,9 +410,15 @@ void LocalLedger::SetRetention(const storage::v1::RetentionPolicy& in_force,
   *record_.mutable_next_retentions() = {next.begin(), next.end()};
 }
 
-void LocalLedger::SetRetentionOverride(const std::optional<storage::v1::RetentionPolicy>& policy) {
-  record_.clear_retention_override();
-  if (policy) *record_.mutable_retention_override() = *policy;
+void LocalLedger::SetRetentionOverride(const std::optional<storage::v1::RetentionPolicy>& policy,
+                                       Answer<absl::Status> set) {
+  std::optional<storage::v1::RetentionPolicy> before;
+  if (record_.has_retention_override()) before = record_.retention_override();
+  StoreRetentionOverride(policy, &record_);
+  Persist([this, before, set = std::move(set)](absl::Status saved) mutable {
+    if (!saved.ok()) StoreRetentionOverride(before, &record_);
+    set(std::move(saved));
+  });
 }
 
 }  // namespace ckptd

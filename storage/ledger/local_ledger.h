@@ -47,7 +47,8 @@ class LocalLedger : public Ledger {
   void WriteHistory(Answer<absl::Status> written) override { Persist(std::move(written)); }
   void SetRetention(const storage::v1::RetentionPolicy& in_force,
                     const std::vector<storage::v1::RetentionPolicy>& next) override;
-  void SetRetentionOverride(const std::optional<storage::v1::RetentionPolicy>& policy) override;
+  void SetRetentionOverride(const std::optional<storage::v1::RetentionPolicy>& policy,
+                            Answer<absl::Status> set) override;
   const storage::v1::RunRecord& record() const override { return record_; }
 
  private:

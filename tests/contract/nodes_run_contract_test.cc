@@ -58,7 +58,11 @@ struct Node {
   std::optional<storage::v1::RetentionPolicy> keeps;      // What its ranks name.
   std::vector<std::string> newest;                        // "2 last 3": what it has heard of the newest one.
   std::vector<int64_t> removed;
-  std::vector<std::string> damage;  // "2 chunk 3", "2 repaired".
+  std::vector<std::string> damage;     // "2 chunk 3", "2 repaired".
+  std::vector<std::string> pins;       // "step_2 2 pinned", "step_2 2 unpinned".
+  std::vector<std::string> deletions;  // That this node was asked for: "step_2 2 by force".
+  bool holds_deletions = false;        // It does not answer them.
+  std::vector<Callback<absl::Status>> held_deletions;
   std::vector<std::string> lost, noticed, coordinators;
   absl::Status failed;                  // What it was told last of a save that has failed here.
   std::vector<std::string> asked_anew;  // Why it has asked for a new registration.
@@ -180,6 +184,15 @@ class NodesRunContract : public ::testing::TestWithParam<EtcdKind> {
     hooks.damage_changed = [&node](int64_t sequence, const std::optional<storage::v1::Damage>& damage,
                                    const absl::AnyInvocable<void()>&) {
       node.damage.push_back(absl::StrCat(sequence, " ", damage ? damage->message() : "repaired"));
+    };
+    hooks.pin_changed = [&node](const std::string& tag, int64_t sequence, bool pinned) {
+      node.pins.push_back(absl::StrCat(tag, " ", sequence, pinned ? " pinned" : " unpinned"));
+    };
+    hooks.delete_requested = [&node](const std::string& tag, int64_t sequence, bool force,
+                                     Callback<absl::Status> deleted) {
+      node.deletions.push_back(absl::StrCat(tag, " ", sequence, force ? " by force" : ""));
+      if (node.holds_deletions) return node.held_deletions.push_back(std::move(deleted));
+      node.io->Evict(tag, sequence, std::move(deleted));
     };
     hooks.root_changed = [&node] { ++node.root_changes; };
     hooks.newest_committed = [&node](int64_t sequence,
@@ -381,6 +394,30 @@ class NodesRunContract : public ::testing::TestWithParam<EtcdKind> {
                                                          int64_t sequence) {
     return Ask<absl::StatusOr<std::shared_ptr<CheckpointReader>>>(
         [&](auto done) { node.io->OpenCheckpoint(tag, sequence, std::move(done)); });
+  }
+
+  // ---- what operators set
+
+  std::string SetPinned(Node& node, const std::string& tag, int64_t sequence, bool pinned) {
+    const auto set =
+        Ask<absl::Status>([&](auto done) { node.run->SetPinned(tag, sequence, pinned, std::move(done)); });
+    return set.ok() ? "OK" : ReasonOf(set);
+  }
+  std::string Delete(Node& node, const std::string& tag, int64_t sequence, bool force = false) {
+    const auto deleted =
+        Ask<absl::Status>([&](auto done) { node.run->Delete(tag, sequence, force, std::move(done)); });
+    return deleted.ok() ? "OK" : ReasonOf(deleted);
+  }
+  void RunUntilAllHaveLearntOfPin(const std::string& what) {
+    const auto knows = [&](const Node& node) { return !node.pins.empty() && node.pins.back() == what; };
+    RunUntil([&] { return std::all_of(all_.begin(), all_.end(), knows); });
+    for (const Node& node : all_) EXPECT_TRUE(knows(node)) << node.name;
+  }
+  bool ShowsPin(Node& node, int64_t sequence) {
+    const auto scanned =
+        Ask<absl::StatusOr<RootSnapshot>>([&](auto done) { node.io->Rescan(std::move(done)); });
+    EXPECT_TRUE(scanned.ok()) << scanned.status();
+    return scanned.ok() && scanned->committed.at(sequence).pinned;
   }
 
   // ---- damage
@@ -1633,13 +1670,13 @@ TEST_P(NodesRunContract, SaveThatTwoNodesBeginForOtherRanksEnds) {
   EXPECT_TRUE(Heard(all_[0], "step_1", "ENDED SAVE_CONFLICT"));
 }
 
-TEST_P(NodesRunContract, CoordinatorAloneHearsWhatHasBecomeOfASave) {
+TEST_P(NodesRunContract, CoordinatorLearnsOnAnyNodeWhatHasBecomeOfASave) {
   const auto settle = [this](Node& node) {
     return ReasonOf(Ask<absl::StatusOr<Authority::Settled>>([&](auto done) {
                       node.run->SettleSave("step_1", false, std::move(done));
                     }).status());
   };
-  EXPECT_EQ(settle(Other()), "NOT_COORDINATOR");
+  EXPECT_EQ(settle(Other()), "UNKNOWN_SAVE") << "the coordinator says so";
   RunUntil([this] { return Coordinator() != nullptr; });
   EXPECT_EQ(settle(*Coordinator()), "UNKNOWN_SAVE");
 }
@@ -2101,6 +2138,203 @@ TEST_P(NodesRunContract, DamageThatTheRootAloneRemembersIsToldToAllNodes) {
   ASSERT_EQ(Clear(all_[0], 1), "OK");
   RunUntilAllHaveHeardOfDamage("1 repaired");
   for (Node& node : all_) EXPECT_EQ(Shown(node, 1), "") << "what etcd says is newer: " << node.name;
+}
+
+// ---- what operators set
+
+TEST_P(NodesRunContract, PinOfAnyNodeIsKnownToAllAndKeepsTheCheckpoint) {
+  SaveAll("step_1");
+  SaveAll("step_2");
+  ASSERT_EQ(SetPinned(Other(), "step_1", 1, true), "OK");
+  EXPECT_THAT(Other().pins, ElementsAre("step_1 1 pinned")) << "before the answer, and once";
+  EXPECT_EQ(ReasonOf(Evict("step_1", 1)), reason::kPinned)
+      << "whether the coordinator knows of the pin or not";
+  RunUntilAllHaveLearntOfPin("step_1 1 pinned");
+  for (Node& node : all_) {
+    EXPECT_THAT(node.pins, ElementsAre("step_1 1 pinned")) << node.name;
+    EXPECT_TRUE(ShowsPin(node, 1)) << node.name;
+    EXPECT_FALSE(ShowsPin(node, 2)) << node.name;
+  }
+  ASSERT_EQ(SetPinned(*Coordinator(), "step_1", 1, false), "OK");
+  EXPECT_TRUE(Evict("step_1", 1).ok());
+  RunUntilAllHaveLearntOfPin("step_1 1 unpinned");
+  EXPECT_FALSE(root_.tags.contains("step_1"));
+}
+
+TEST_P(NodesRunContract, NodeThatStartsLaterLearnsOfThePin) {
+  SaveAll("step_1");
+  ASSERT_EQ(SetPinned(all_[0], "step_1", 1, true), "OK");
+  Node& again = Other();
+  Kill(again);
+  again.pins.clear();
+  Start(again);
+  RunUntil([&] { return !again.pins.empty(); });
+  EXPECT_TRUE(ShowsPin(again, 1));
+  RegisterAnew(again);
+  RunFor(seconds(10));
+  EXPECT_THAT(again.pins, ElementsAre("step_1 1 pinned")) << "once";
+}
+
+TEST_P(NodesRunContract, CheckpointThatIsBeingRemovedIsNotPinned) {
+  SaveAll("step_1");
+  SaveAll("step_2");
+  ASSERT_TRUE(Evict("step_1", 1).ok());
+  EXPECT_EQ(SetPinned(Other(), "step_1", 1, true), "BEING_REMOVED");
+  for (const Node& node : all_) EXPECT_THAT(node.pins, IsEmpty()) << node.name;
+}
+
+TEST_P(NodesRunContract, PinIsSetByTheNextRegistrationOrNotAtAll) {
+  SaveAll("step_1");
+  Node& node = Other();
+  node.run->SetNode(nullptr);
+  const Instant begun = etcd_.clock()->Now();
+  EXPECT_EQ(SetPinned(node, "step_1", 1, true), "LEDGER_UNAVAILABLE");
+  EXPECT_LE(etcd_.clock()->Now() - begun, seconds(35));
+  EXPECT_THAT(node.pins, IsEmpty());
+  etcd_.After(seconds(10), [&] { node.run->SetNode(&node.registration->identity()); });
+  EXPECT_EQ(SetPinned(node, "step_1", 1, true), "OK");
+  RunUntilAllHaveLearntOfPin("step_1 1 pinned");
+}
+
+TEST_P(NodesRunContract, PinThatTheRootAloneRemembersIsToldToAllNodes) {
+  SaveAll("step_1");
+  root_.pinned.insert(1);
+  EXPECT_TRUE(ShowsPin(all_[1], 1));
+  RunUntilAllHaveLearntOfPin("step_1 1 pinned");
+  ASSERT_EQ(SetPinned(all_[0], "step_1", 1, false), "OK");
+  RunUntilAllHaveLearntOfPin("step_1 1 unpinned");
+  for (Node& node : all_) EXPECT_FALSE(ShowsPin(node, 1)) << "what etcd says is newer: " << node.name;
+}
+
+TEST_P(NodesRunContract, PinHoldsAlsoIfTheRootCannotRecordIt) {
+  SaveAll("step_1");
+  for (Node& node : all_) node.files->pin_error = ErrnoError(ENOSPC, "writing the record");
+  ASSERT_EQ(SetPinned(Other(), "step_1", 1, true), "OK");
+  RunUntilAllHaveLearntOfPin("step_1 1 pinned");
+  EXPECT_TRUE(ShowsPin(*Coordinator(), 1));
+  RunFor(seconds(1));
+  EXPECT_THAT(Coordinator()->noticed, Contains(HasSubstr("could not be recorded that step_1 is pinned")));
+}
+
+TEST_P(NodesRunContract, RetentionPolicyThatIsSetOnAnyNodeIsThatOfAllAndSurvivesThem) {
+  SaveAll("step_1");
+  storage::v1::RetentionPolicy policy;
+  policy.set_last(5);
+  const auto set = [&](Node& node, const std::optional<storage::v1::RetentionPolicy>& wanted) {
+    return Ask<absl::Status>(
+        [&](auto done) { node.run->ledger()->SetRetentionOverride(wanted, std::move(done)); });
+  };
+  const auto shown = [](Node& node) {
+    const storage::v1::RunRecord& record = node.run->ledger()->record();
+    return record.has_retention_override() ? DescribePolicy(record.retention_override()) : "none";
+  };
+  const auto all_show = [&](const std::string& what) {
+    RunUntil([&] {
+      return std::all_of(all_.begin(), all_.end(), [&](Node& node) { return shown(node) == what; });
+    });
+    for (Node& node : all_) EXPECT_EQ(shown(node), what) << node.name;
+  };
+  ASSERT_TRUE(set(Other(), policy).ok());
+  EXPECT_EQ(shown(Other()), "last 5") << "before the answer";
+  all_show("last 5");
+  Node& again = Other();
+  Kill(again);
+  again.newest.clear();
+  Start(again);
+  RunUntil([&] { return !again.newest.empty(); });
+  EXPECT_EQ(shown(again), "last 5") << "known before the newest checkpoint, whose policy would count else";
+  ASSERT_TRUE(set(again, std::nullopt).ok());
+  all_show("none");
+}
+
+TEST_P(NodesRunContract, RequestOnAnyNodeIsCarriedOutByTheCoordinator) {
+  for (const char* tag : {"step_1", "step_2", "step_3"}) SaveAll(tag);
+  Node& asked = Other();
+  EXPECT_EQ(Delete(asked, "step_1", 1, /*force=*/true), "OK");
+  EXPECT_THAT(Coordinator()->deletions, ElementsAre("step_1 1 by force"));
+  EXPECT_FALSE(root_.tags.contains("step_1"));
+  EXPECT_EQ(Delete(*Coordinator(), "step_2", 2), "OK");
+  EXPECT_THAT(Coordinator()->deletions, ElementsAre("step_1 1 by force", "step_2 2"));
+  root_.pointed.insert(3);
+  EXPECT_EQ(Delete(asked, "step_3", 3), reason::kPointed);
+  for (const Node& node : all_) {
+    EXPECT_EQ(node.deletions.empty(), &node != Coordinator()) << node.name;
+  }
+}
+
+TEST_P(NodesRunContract, RequestThatACoordinatorHasNotAnsweredIsCarriedOutByTheNext) {
+  for (const char* tag : {"step_1", "step_2"}) SaveAll(tag);
+  Node& first = *Coordinator();
+  first.holds_deletions = true;
+  Node& asked = Other();
+  std::optional<absl::Status> deleted;
+  asked.run->Delete("step_1", 1, false, [&](const absl::Status& answer) { deleted = answer; });
+  RunUntil([&] { return !first.deletions.empty(); });
+  RunFor(seconds(5));
+  EXPECT_FALSE(deleted.has_value()) << *deleted;
+  Kill(first);
+  RunUntil([&] { return deleted.has_value(); });
+  ASSERT_TRUE(deleted.has_value());
+  EXPECT_TRUE(deleted->ok()) << *deleted;
+  EXPECT_FALSE(root_.tags.contains("step_1"));
+}
+
+TEST_P(NodesRunContract, RequestThatWasCarriedOutBeforeTheCoordinatorEndedIsAnsweredByTheNext) {
+  for (const char* tag : {"step_1", "step_2"}) SaveAll(tag);
+  Node& first = *Coordinator();
+  first.holds_deletions = true;
+  Node& asked = Other();
+  std::optional<absl::Status> deleted;
+  asked.run->Delete("step_1", 1, false, [&](const absl::Status& answer) { deleted = answer; });
+  RunUntil([&] { return !first.deletions.empty(); });
+  ASSERT_TRUE(Evict("step_1", 1).ok());
+  Kill(first);
+  RunUntil([&] { return deleted.has_value(); });
+  ASSERT_TRUE(deleted.has_value());
+  EXPECT_TRUE(deleted->ok()) << "it is gone: " << *deleted;
+}
+
+TEST_P(NodesRunContract, RequestEndsWithTheRegistrationOfItsNode) {
+  for (const char* tag : {"step_1", "step_2"}) SaveAll(tag);
+  Node& asked = Other();
+  Coordinator()->holds_deletions = true;
+  std::optional<absl::Status> deleted;
+  asked.run->Delete("step_1", 1, false, [&](const absl::Status& answer) { deleted = answer; });
+  RunUntil([&] { return !Coordinator()->deletions.empty(); });
+  asked.run->SetNode(nullptr);
+  // If this node does not know whether etcd has the request, it asks again with the next registration.
+  const bool has_ended = deleted.has_value();
+  if (has_ended) {
+    EXPECT_EQ(ReasonOf(*deleted), "LEDGER_UNAVAILABLE");
+    EXPECT_THAT(std::string(deleted->message()), HasSubstr("look whether it was done"));
+  }
+  Coordinator()->holds_deletions = false;
+  for (auto& held : Coordinator()->held_deletions) held(absl::OkStatus());
+  asked.run->SetNode(&asked.registration->identity());
+  RunUntil([&] { return deleted.has_value(); });
+  ASSERT_TRUE(deleted.has_value());
+  EXPECT_EQ(deleted->ok(), !has_ended) << *deleted;
+  EXPECT_EQ(Delete(asked, "step_2", 2), "OK");
+}
+
+TEST_P(NodesRunContract, RequestIsRefusedIfNoNodeCoordinatesForLong) {
+  for (const char* tag : {"step_1", "step_2"}) SaveAll(tag);
+  for (Node& node : all_) node.files->Hang(etcd_.clock()->Now());
+  RunFor(seconds(90));  // They have stepped down.
+  ASSERT_EQ(Coordinator(), nullptr);
+  const Instant begun = etcd_.clock()->Now();
+  std::optional<absl::Status> deleted;
+  all_[0].run->Delete("step_1", 1, false, [&](const absl::Status& answer) { deleted = answer; });
+  RunUntil([&] { return deleted.has_value(); });
+  ASSERT_TRUE(deleted.has_value());
+  EXPECT_EQ(ReasonOf(*deleted), "LEDGER_UNAVAILABLE");
+  EXPECT_THAT(std::string(deleted->message()), HasSubstr("no node coordinates /shared/run"));
+  EXPECT_LE(etcd_.clock()->Now() - begun, seconds(65));
+  for (Node& node : all_) EXPECT_THAT(node.deletions, IsEmpty()) << "before";
+  for (Node& node : all_) node.files->EndHang();
+  RunUntil([this] { return Coordinator() != nullptr; });
+  RunFor(minutes(2));
+  for (Node& node : all_) EXPECT_THAT(node.deletions, IsEmpty()) << "it was withdrawn";
 }
 
 // ---- etcd is away, or knows other things

@@ -285,6 +285,29 @@ void Node::Resolve(const std::string& tag, bool is_checkpoint) {
   });
 }
 
+void Node::SetPinned(const std::string& tag, bool pinned) {
+  if (run_name_.empty()) return;
+  Call([this, tag, pinned](Engine& engine) {
+    v1::GetCheckpointRequest request;
+    request.set_name(absl::StrCat(run_name_, "/checkpoints/", tag));
+    int64_t sequence = 0;
+    engine.GetCheckpoint(Caller{0, 0, true}, request,
+                         [&sequence](const absl::StatusOr<v1::Checkpoint>& found) {
+                           if (found.ok() && found->level() == v1::COMMITTED) sequence = found->sequence();
+                         });
+    if (sequence == 0) return;
+    world_.oracle().PinSent(tag, sequence, pinned);
+    engine.SetPinned(
+        Caller{0, 0, true}, request.name(), pinned,
+        Expect<v1::Checkpoint>(absl::StrCat(pinned ? "Pin " : "Unpin ", tag),
+                               [this, sequence, pinned](const absl::StatusOr<v1::Checkpoint>& set) {
+                                 if (!set.ok()) return;
+                                 world_.oracle().PinAnswered(sequence, pinned);
+                                 world_.Count(pinned ? "pinned" : "unpinned");
+                               }));
+  });
+}
+
 void Node::FindUnkept(std::function<void(std::string tags)> found) {
   v1::ExplainRetentionRequest request;
   request.set_run(run_name_);

@@ -77,6 +77,8 @@ class Node : public EngineObserver {
   v1::Status Status();
   // As `ckptctl resolve`.
   void Resolve(const std::string& tag, bool is_checkpoint);
+  // As `ckptctl pin` and `unpin`.
+  void SetPinned(const std::string& tag, bool pinned);
   // Finds the tags of the checkpoints that nothing keeps, and that retention has not removed.
   void FindUnkept(std::function<void(std::string tags)> found);
   // Whether the node lists the checkpoint.

@@ -47,6 +47,7 @@ void Oracle::EtcdRestored(int64_t newest, int64_t last, const std::set<int64_t>&
   }
   for (const auto& [tag, sequence] : replaced_) lost_to_others_.insert(sequence);
   replaced_.clear();
+  pinned_.clear();
   std::erase_if(told_damaged_, [&](int64_t sequence) { return !known_damaged.contains(sequence); });
 }
 
@@ -194,9 +195,30 @@ void Oracle::Failed(const SaveId& id, const Save& save, const std::string& rank,
   const bool is_taken = reason == "TAG_FOREIGN" && taken_.contains(id.tag);
   const bool is_suspect = reason == "SUSPECT" && save.suspect;
   const bool is_aborted = reason == "SAVE_ABORTED";
+  const bool is_pinned = reason == "PINNED" && pin_tags_.contains(id.tag);
   if (is_aborted && !aborted_.contains(id)) Violated(absl::StrCat(what, "no rank has aborted"));
-  if (save.told_sealed && faults_ == save.faults_before && !is_taken && !is_suspect && !is_aborted)
+  if (save.told_sealed && faults_ == save.faults_before && !is_taken && !is_suspect && !is_aborted &&
+      !is_pinned)
     Violated(absl::StrCat(what, "all ranks had sealed, and which was hit by no fault"));
+}
+
+// ---- pins
+
+void Oracle::PinSent(const std::string& tag, int64_t sequence, bool pinned) {
+  if (pinned) {
+    pin_tags_.insert(tag);
+  } else {
+    ++unpinning_[sequence];
+    pinned_.erase(sequence);
+  }
+}
+
+void Oracle::PinAnswered(int64_t sequence, bool pinned) {
+  if (!pinned) {
+    --unpinning_[sequence];
+  } else if (unpinning_[sequence] == 0) {
+    pinned_.insert(sequence);
+  }
 }
 
 // ---- the disk
@@ -252,6 +274,7 @@ void Oracle::Removed(const std::string& tag, int64_t sequence, const std::map<in
                      bool replaced) {
   const std::string what = absl::StrCat("the checkpoint ", tag, ", sequence ", sequence, ", is removed, ");
   removed_.insert(sequence);
+  if (pinned_.contains(sequence)) Violated(absl::StrCat(what, "and an operator was told that it is pinned"));
   for (const auto& [lease, read] : leases_) {
     if (read == sequence && holds_(lease.first))
       Violated(absl::StrCat(what, "while a rank on node ", lease.first, " reads it"));

@@ -106,6 +106,11 @@ class Oracle {
   void PutBack(int64_t sequence) { removed_.erase(sequence); }
   bool IsRemoved(int64_t sequence) const { return removed_.contains(sequence); }
 
+  // ---- pins
+  // An operator asks a node to pin the checkpoint, or to unpin it; and is told that it is done.
+  void PinSent(const std::string& tag, int64_t sequence, bool pinned);
+  void PinAnswered(int64_t sequence, bool pinned);
+
   // ---- readers
   // `node`: the node whose daemon has given the lease. `losses_before`: losses(node) when the rank asked for
   // the lease. No-op if there was a loss since, because the lease may be older than the loss.
@@ -164,6 +169,9 @@ class Oracle {
   std::set<int64_t> reported_;  // As COMMITTED, and not suspect.
   std::set<int64_t> damaged_, told_damaged_, removed_;
   std::map<std::pair<int64_t, int64_t>, std::set<int>> finishes_;
+  std::set<std::string> pin_tags_;    // That operators have asked to pin.
+  std::map<int64_t, int> unpinning_;  // Requests that may still take effect, by sequence.
+  std::set<int64_t> pinned_;          // For sure.
   std::map<SaveId, Save> saves_;
   std::set<SaveId> aborted_;
   std::map<std::pair<int, std::string>, int64_t> leases_;

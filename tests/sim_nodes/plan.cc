@@ -34,14 +34,15 @@ constexpr const char* kNames[kOperationKinds] = {"launch",
                                                  "hang node",
                                                  "restore etcd",
                                                  "put back",
-                                                 "abort"};
+                                                 "abort",
+                                                 "pin"};
 
 // Random streams of features that were added later, so that the histories of other seeds stay the same. They
 // leave out the seeds that have failed once (nodes_simulation_test.cc).
 constexpr uint64_t kDamageStream = 21, kReadersStream = 50, kFollowedDamageStream = 809, kConflictStream = 70,
                    kFullStream = 909, kRegisterAnewStream = 1091, kHangNodeStream = 1261,
                    kSuspectStream = 2603, kRestoreStream = 1653, kPutBackStream = 1703,
-                   kPointersStream = 2997, kAbortStream = 3301;
+                   kPointersStream = 2997, kAbortStream = 3301, kPinStream = 3407;
 
 void AddReaders(Plan* plan) {
   sim::Random random(sim::Mix(plan->seed, kReadersStream));
@@ -128,6 +129,16 @@ void AddAborts(Plan* plan) {
   for (int64_t i = random.Between(5, 40); i > 0; --i) {
     plan->operations.push_back(
         {Duration(random.Below(plan->length.count())), OperationKind::kAbort, random.Next(), random.Next()});
+  }
+}
+
+// Adds pins. Most are taken back later: a pinned tag takes no re-save.
+void AddPins(Plan* plan) {
+  sim::Random random(sim::Mix(plan->seed, kPinStream));
+  if (!random.Percent(25)) return;
+  for (int64_t i = random.Between(5, 40); i > 0; --i) {
+    plan->operations.push_back(
+        {Duration(random.Below(plan->length.count())), OperationKind::kPin, random.Next(), random.Next()});
   }
 }
 
@@ -273,6 +284,7 @@ Plan PlanOf(uint64_t seed) {
   AddPutBacks(&plan);
   AddAborts(&plan);
   AddPointers(&plan);
+  AddPins(&plan);
   std::stable_sort(plan.operations.begin(), plan.operations.end(),
                    [](const Operation& x, const Operation& y) { return x.at < y.at; });
   return plan;

@@ -41,9 +41,10 @@ enum class OperationKind {
   kRestoreEtcd,   // From a backup, while the job and all daemons are stopped.
   kPutBack,       // A checkpoint that was removed is put back.
   kAbort,         // A rank aborts a save.
+  kPin,           // An operator pins a checkpoint, or unpins it, on any node.
 };
 inline constexpr int kSwarmKinds = static_cast<int>(OperationKind::kForeign) + 1;  // Of any seed.
-inline constexpr int kOperationKinds = static_cast<int>(OperationKind::kAbort) + 1;
+inline constexpr int kOperationKinds = static_cast<int>(OperationKind::kPin) + 1;
 
 struct Operation {
   Duration at{};

@@ -228,13 +228,13 @@ absl::StatusOr<SharedDisk::Checkpoint> SharedDisk::MakeCheckpoint(
   return checkpoint;
 }
 
-absl::Status SharedDisk::CheckPlace(const Names& names, const std::string& tag,
-                                    const Checkpoint& save) const {
+absl::Status SharedDisk::CheckPlace(const Names& names, const std::string& tag, const Checkpoint& save,
+                                    const std::set<int64_t>& pinned) const {
   Target target{TargetKind::kNothing, {}, ""};
   if (foreign_.contains(tag)) target = {TargetKind::kForeign, {}, "another program's directory"};
   if (const auto found = names.tags.find(tag); found != names.tags.end())
     target = {TargetKind::kCheckpoint, found->second->summary, ""};
-  return CheckMayReplace(target, /*pinned=*/false, save.summary);
+  return CheckMayReplace(target, pinned.contains(target.summary.sequence()), save.summary);
 }
 
 // As TakeOverPointers.
@@ -252,8 +252,9 @@ std::map<std::string, std::string> SharedDisk::InheritedBy(const Names& names, c
   return left;
 }
 
-absl::StatusOr<SharedRootIo::Replaced> SharedDisk::FindReplaced(
-    const std::string& node, const SharedRootIo::Publication& publication) {
+absl::StatusOr<SharedRootIo::Replaced> SharedDisk::FindReplaced(const std::string& node,
+                                                                const SharedRootIo::Publication& publication,
+                                                                const std::set<int64_t>& pinned) {
   using Replaced = SharedRootIo::Replaced;
   if (Hits(faults_.open)) return ErrnoError(EIO, "looking at a tag");
   const SharedInflight& save = publication.save;
@@ -266,12 +267,13 @@ absl::StatusOr<SharedRootIo::Replaced> SharedDisk::FindReplaced(
   if (place != SharedPlace::kInFlight && place != SharedPlace::kNowhere) return Replaced();
   if (found == view.tags.end()) return Replaced{half->second};
   CKPTD_ASSIGN_OR_RETURN(const Checkpoint checkpoint, MakeCheckpoint(publication));
-  if (!CheckPlace(view, save.tag, checkpoint).ok()) return Replaced();
+  if (!CheckPlace(view, save.tag, checkpoint, pinned).ok()) return Replaced();
   return Replaced{found->second->summary.sequence(), InheritedBy(view, *found->second, checkpoint.summary)};
 }
 
 absl::StatusOr<SharedRootIo::Published> SharedDisk::Publish(const std::string& node,
-                                                            const SharedRootIo::Publication& publication) {
+                                                            const SharedRootIo::Publication& publication,
+                                                            std::set<int64_t> pinned) {
   const SharedInflight& save = publication.save;
   const auto at_tag = names_.tags.find(save.tag);
   if (at_tag != names_.tags.end() && at_tag->second->summary.sequence() == save.sequence)
@@ -279,6 +281,7 @@ absl::StatusOr<SharedRootIo::Published> SharedDisk::Publish(const std::string& n
   if (Hits(faults_.publish)) return ErrnoError(EIO, "writing the manifest");
   if (!names_.inflight.contains(save.name)) return ErrnoError(ENOENT, save.name);
   CKPTD_ASSIGN_OR_RETURN(Checkpoint checkpoint, MakeCheckpoint(publication));
+  pinned.erase(publication.replaces);  // The ledger has decided that it goes.
 
   if (PartsConflict(save.sequence)) {
     oracle_->Fault();
@@ -289,7 +292,7 @@ absl::StatusOr<SharedRootIo::Published> SharedDisk::Publish(const std::string& n
         0, MakeError(absl::StatusCode::kInvalidArgument, reason::kFileConflict, "two ranks have one file")};
   }
   if (at_tag != names_.tags.end() && at_tag->second->summary.sequence() != publication.replaces &&
-      CheckPlace(names_, save.tag, checkpoint).ok())
+      CheckPlace(names_, save.tag, checkpoint, pinned).ok())
     return SharedRootIo::Published{at_tag->second->summary.sequence(), absl::OkStatus()};
   std::string manifest = absl::StrCat("time ", publication.time_us);
   for (const auto& [name, content] : publication.inherited_pointers) absl::StrAppend(&manifest, " ", name);
@@ -299,7 +302,7 @@ absl::StatusOr<SharedRootIo::Published> SharedDisk::Publish(const std::string& n
     oracle_->Violated(absl::StrCat("two coordinators write different manifests of sequence ", save.sequence,
                                    ": ", written->second, ", and ", manifest));
   }
-  if (const absl::Status refused = CheckPlace(names_, save.tag, checkpoint); !refused.ok()) {
+  if (const absl::Status refused = CheckPlace(names_, save.tag, checkpoint, pinned); !refused.ok()) {
     Remember(node);
     names_.trash[save.name] = save.sequence;
     names_.inflight.erase(save.name);

@@ -138,10 +138,12 @@ class SharedDisk {
   static std::map<std::string, std::string> InheritedBy(const Names& names, const Checkpoint& old,
                                                         const storage::v1::ManifestSummary& save);
   absl::StatusOr<SharedRootIo::Replaced> FindReplaced(const std::string& node,
-                                                      const SharedRootIo::Publication& publication);
+                                                      const SharedRootIo::Publication& publication,
+                                                      const std::set<int64_t>& pinned);
   absl::StatusOr<SharedPlace> Find(const std::string& node, const SharedInflight& save);
   absl::StatusOr<SharedRootIo::Published> Publish(const std::string& node,
-                                                  const SharedRootIo::Publication& publication);
+                                                  const SharedRootIo::Publication& publication,
+                                                  std::set<int64_t> pinned);
   absl::StatusOr<bool> Remove(const std::string& node, const std::string& tag, int64_t sequence,
                               uint64_t inode);
   // Gives each pointer file the content from the newest of these checkpoints that names it and is not known
@@ -150,7 +152,8 @@ class SharedDisk {
                               const std::map<int64_t, storage::v1::Damage>& damage);
   absl::Status Sweep(const std::string& node, int64_t last, const std::set<int64_t>& unfinished);
   // Whether the save may replace the content of its tag.
-  absl::Status CheckPlace(const Names& names, const std::string& tag, const Checkpoint& save) const;
+  absl::Status CheckPlace(const Names& names, const std::string& tag, const Checkpoint& save,
+                          const std::set<int64_t>& pinned) const;
   absl::StatusOr<Checkpoint> MakeCheckpoint(const SharedRootIo::Publication& publication) const;
   absl::StatusOr<std::vector<Part>> PartsOf(const SharedRootIo::Publication& publication) const;
 
@@ -187,6 +190,7 @@ class SharedDisk {
   uint64_t next_inode_ = 1;
   int64_t highest_term_ = 0, first_term_ = 0;
   std::map<int64_t, storage::v1::Damage> record_;  // By sequence: the record that coordinators have written.
+  std::set<int64_t> pin_record_;                   // Of it: the pinned sequences.
   int made_ = 0;
 };
 
@@ -286,7 +290,8 @@ class SimSharedFiles : public SharedFilesIo {
   absl::StatusOr<RootSnapshot> Scan();
   PointerFiles UpdatePointers(const SharedDisk::Names& view);
   std::map<int64_t, storage::v1::Damage> Damages() const;
-  void RecordDamage();
+  std::set<int64_t> Pinned() const;
+  void RecordMarks();
   CommittedCheckpoint Describe(const SharedDisk::Checkpoint& checkpoint) const;
   void EndWrite(InflightId64 id, SharedDisk::Part part,
                 Callback<absl::StatusOr<storage::v1::PartRecord>> done);
@@ -302,6 +307,8 @@ class SimSharedFiles : public SharedFilesIo {
   std::optional<PointerFiles> pointers_;  // As of the last scan in this term.
   std::map<InflightId64, OpenedPart> parts_;
   std::map<int64_t, std::optional<storage::v1::Damage>> damage_;  // As the daemon has set it.
+  std::map<int64_t, bool> pins_;                                  // Likewise.
+  std::set<int64_t> pin_record_;                                  // As it was read last.
   std::map<int64_t, storage::v1::Damage> record_;                 // As of the last scan.
   bool record_is_old_ = false;
   CallbackScope scope_;

@@ -85,7 +85,18 @@ CommittedCheckpoint SimSharedFiles::Describe(const SharedDisk::Checkpoint& check
   const auto damages = Damages();
   if (const auto damage = damages.find(checkpoint.summary.sequence()); damage != damages.end())
     described.damage = damage->second;
+  described.pinned = Pinned().contains(checkpoint.summary.sequence());
   return described;
+}
+
+// The pins of the root, changed by those that this daemon was told.
+std::set<int64_t> SimSharedFiles::Pinned() const {
+  std::set<int64_t> pinned = pin_record_;
+  for (const auto& [sequence, is_pinned] : pins_) {
+    if (is_pinned) pinned.insert(sequence);
+    if (!is_pinned) pinned.erase(sequence);
+  }
+  return pinned;
 }
 
 // The marks of the root, changed by those that this daemon was told.
@@ -99,13 +110,15 @@ std::map<int64_t, storage::v1::Damage> SimSharedFiles::Damages() const {
 }
 
 // The coordinator alone writes it.
-void SimSharedFiles::RecordDamage() {
+void SimSharedFiles::RecordMarks() {
   if (!coordinates_ || !disk_.faults_.has_records || !std::exchange(record_is_old_, false)) return;
   for (const auto& [sequence, damage] : damage_) {
     disk_.record_.erase(sequence);
     if (damage) disk_.record_[sequence] = *damage;
   }
   record_ = disk_.record_;
+  disk_.pin_record_ = Pinned();
+  pin_record_ = disk_.pin_record_;
 }
 
 // The coordinator alone writes them.
@@ -119,6 +132,7 @@ absl::StatusOr<RootSnapshot> SimSharedFiles::Scan() {
   if (disk_.Hits(disk_.faults_.scan)) return ErrnoError(EIO, "listing the root");
   const SharedDisk::Names view = disk_.View(node_);
   record_ = disk_.record_;
+  pin_record_ = disk_.pin_record_;
   RootSnapshot snapshot;
   snapshot.probe.file_system = "simulated";
   snapshot.probe.io_backend = "threads";
@@ -136,7 +150,7 @@ absl::StatusOr<RootSnapshot> SimSharedFiles::Scan() {
   }
   if (disk_.faults_.has_records) snapshot.highest_term = disk_.highest_term_;
   snapshot.pointers = UpdatePointers(view);
-  RecordDamage();
+  RecordMarks();
   return snapshot;
 }
 
@@ -155,8 +169,13 @@ void SimSharedFiles::RunId(Callback<absl::StatusOr<RunOfRoot>> done) {
 
 void SimSharedFiles::CheckTarget(std::string tag, std::vector<std::string>, Callback<absl::Status> done) {
   Ask<absl::Status>(disk_.Latency(microseconds(20), milliseconds(1)), std::move(done), [this, tag] {
-    if (!disk_.foreign_.contains(tag)) return absl::OkStatus();
-    return MakeError(absl::StatusCode::kAlreadyExists, reason::kTagForeign, "another program's directory");
+    if (disk_.foreign_.contains(tag))
+      return MakeError(absl::StatusCode::kAlreadyExists, reason::kTagForeign, "another program's directory");
+    const auto found = disk_.names_.tags.find(tag);
+    if (found == disk_.names_.tags.end() || !Pinned().contains(found->second->summary.sequence()))
+      return absl::OkStatus();
+    return MakeError(absl::StatusCode::kFailedPrecondition, reason::kPinned,
+                     "the tag's checkpoint is pinned");
   });
 }
 
@@ -291,9 +310,19 @@ void SimSharedFiles::SetDamage(std::string, int64_t sequence, std::optional<stor
                                       damage_[sequence] = damage;
                                       record_is_old_ = true;
                                       PointerFiles pointers = UpdatePointers(disk_.names_);
-                                      RecordDamage();
+                                      RecordMarks();
                                       return pointers;
                                     });
+}
+
+void SimSharedFiles::SetPinned(std::string, int64_t sequence, bool pinned, Callback<absl::Status> done) {
+  Ask<absl::Status>(disk_.Latency(microseconds(200), milliseconds(5)), std::move(done),
+                    [this, sequence, pinned] {
+                      pins_[sequence] = pinned;
+                      record_is_old_ = true;
+                      RecordMarks();
+                      return absl::OkStatus();
+                    });
 }
 
 void SimSharedFiles::ReleasePointers(std::string, int64_t, Callback<absl::StatusOr<PointerFiles>> done) {
@@ -317,7 +346,7 @@ void SimSharedFiles::BeginTerm(int64_t term, Callback<absl::Status> done) {
     }
     disk_.highest_term_ = std::max(disk_.highest_term_, term);
     term_begun_ = coordinates_ = true;
-    record_is_old_ = !damage_.empty();
+    record_is_old_ = !damage_.empty() || !pins_.empty();
     pointers_.reset();
     return absl::OkStatus();
   });
@@ -331,8 +360,9 @@ void SimSharedFiles::MakeInflight(const std::string& tag, int64_t sequence,
 }
 
 void SimSharedFiles::FindReplaced(const Publication& publication, Callback<absl::StatusOr<Replaced>> done) {
-  Ask<absl::StatusOr<Replaced>>(disk_.Latency(microseconds(50), milliseconds(2)), std::move(done),
-                                [this, publication] { return disk_.FindReplaced(node_, publication); });
+  Ask<absl::StatusOr<Replaced>>(
+      disk_.Latency(microseconds(50), milliseconds(2)), std::move(done),
+      [this, publication] { return disk_.FindReplaced(node_, publication, Pinned()); });
 }
 
 void SimSharedFiles::Find(const SharedInflight& save, Callback<absl::StatusOr<SharedPlace>> done) {
@@ -345,7 +375,7 @@ void SimSharedFiles::Publish(const Publication& publication, Callback<absl::Stat
                                  [this, publication] {
                                    if (!term_begun_)
                                      disk_.oracle_->Violated(node_ + " publishes before its term has begun");
-                                   return disk_.Publish(node_, publication);
+                                   return disk_.Publish(node_, publication, Pinned());
                                  });
 }
 
@@ -363,6 +393,8 @@ void SimSharedFiles::CheckRemovable(const std::string& tag, int64_t sequence,
         const auto found = disk_.names_.tags.find(tag);
         if (found == disk_.names_.tags.end() || found->second->summary.sequence() != sequence)
           return NoCheckpoint(tag);
+        if (Pinned().contains(sequence))
+          return MakeError(absl::StatusCode::kFailedPrecondition, reason::kPinned, "it is pinned");
         return found->second->inode;
       });
 }
@@ -409,9 +441,6 @@ void SimSharedFiles::Undelete(std::string, int64_t, Callback<absl::StatusOr<Unde
   Ask<absl::StatusOr<Undeleted>>(microseconds(50), std::move(done), NotAsked);
 }
 void SimSharedFiles::SaveRunRecord(storage::v1::RunRecord, Callback<absl::Status> done) {
-  Ask<absl::Status>(microseconds(50), std::move(done), NotAsked);
-}
-void SimSharedFiles::SetPinned(std::string, int64_t, bool, Callback<absl::Status> done) {
   Ask<absl::Status>(microseconds(50), std::move(done), NotAsked);
 }
 void SimSharedFiles::ReadBack(std::shared_ptr<CheckpointReader>, std::string, int64_t, int64_t,

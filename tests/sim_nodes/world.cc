@@ -334,6 +334,11 @@ void World::Apply(const Operation& operation) {
     case OperationKind::kAbort:
       if (rank != nullptr) rank->Abort(operation.b);
       return;
+    case OperationKind::kPin: {
+      const std::vector<std::string> tags = disk_->Tags();
+      if (!node.up() || tags.empty()) return;
+      return node.SetPinned(tags[operation.b / 2 % tags.size()], operation.b % 2 == 0);
+    }
     case OperationKind::kRestoreEtcd:
       return BeginRestore(operation.b % 2 == 0, operation.a);
   }
@@ -541,6 +546,11 @@ void World::CheckRemoval(const std::string& key, const std::string& value, Kept*
     // Another program may have taken the tag when it was free.
     if (kept->replacing.contains(sequence) && state.end().reason() != "TAG_FOREIGN")
       oracle_.Violated(absl::StrCat(key, " ended ", state.end().reason(), ", after another had gone for it"));
+  } else if (key.find("/settings/pinned/") != std::string::npos) {
+    ledger::v1::CheckpointPin pin;
+    pin.ParseFromString(value);
+    if (pin.pinned()) kept->pinned.insert(sequence);
+    if (!pin.pinned()) kept->pinned.erase(sequence);
   } else if (key.find("/damaged/") != std::string::npos) {
     oracle_.CalledDamaged(key, sequence);
     kept->damaged.insert(sequence);
@@ -548,6 +558,8 @@ void World::CheckRemoval(const std::string& key, const std::string& value, Kept*
     ledger::v1::Evicting evicting;
     evicting.ParseFromString(value);
     if (evicting.ended()) return;  // The end of an earlier decision.
+    if (kept->pinned.contains(sequence))
+      oracle_.Violated(absl::StrCat(key, " was decided, and the checkpoint is pinned"));
     const bool was_there = kept->whole.erase(sequence) > 0;
     if (evicting.replaced_by() != 0) {
       kept->replacing.insert(evicting.replaced_by());

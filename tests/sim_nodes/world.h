@@ -94,6 +94,7 @@ class World {
     std::set<int64_t> whole, damaged;  // Sequences.
     std::set<int64_t> there;           // In the root, even if etcd does not know them.
     std::set<int64_t> replacing;       // Saves for which another checkpoint is removed.
+    std::set<int64_t> pinned = {};
   };
   static void KeepExisting(const RootChange& change, Kept* kept);
   bool CheckPutBack();

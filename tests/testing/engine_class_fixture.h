@@ -58,6 +58,11 @@ class ClassTest : public ::testing::Test, protected EngineObserver {
         run.get(), [this, run = run.get()](const SaveId& save, LocalAuthority::Decided decided) {
           publish_(run, save, std::move(decided));
         });
+    Authority::Hooks hooks;
+    hooks.pin_changed = [run = run.get()](const std::string&, int64_t sequence, bool pinned) {
+      run->catalog.SetPinned(sequence, pinned);
+    };
+    run->authority->Start(std::move(hooks));
     for (int64_t sequence : sequences) Commit(run.get(), sequence);
     Run* added = run.get();
     runs_.emplace(run->name, std::move(run));

@@ -36,6 +36,7 @@ class FakeSharedFiles : public SharedFilesIo {
   // Of the root's directory.
   uint64_t root_inode = 7;
   uint32_t root_uid = 1000;
+  absl::Status pin_error;  // Why no pin can be recorded.
 
   int open_readers() const { return *readers_; }
   // Nothing that this node asks for is carried out or answered until EndHang.
@@ -90,6 +91,14 @@ class FakeSharedFiles : public SharedFilesIo {
     Say<Result>(std::move(done), std::make_shared<Reader>(CheckpointOf(tag, sequence).summary, readers_));
   }
 
+  // In the record of the run, which each node sees.
+  void SetPinned(std::string, int64_t sequence, bool pinned, ckptd::Callback<absl::Status> done) override {
+    if (!pin_error.ok()) return Say(std::move(done), pin_error);
+    if (pinned) root_.pinned.insert(sequence);
+    if (!pinned) root_.pinned.erase(sequence);
+    Say(std::move(done), absl::OkStatus());
+  }
+
   // ---- as the coordinator
   void BeginTerm(int64_t term, ckptd::Callback<absl::Status> done) override {
     coordinator_->BeginTerm(term, std::move(done));
@@ -142,9 +151,6 @@ class FakeSharedFiles : public SharedFilesIo {
     Say<absl::StatusOr<Undeleted>>(std::move(done), Unused());
   }
   void SaveRunRecord(storage::v1::RunRecord, ckptd::Callback<absl::Status> done) override {
-    Say(std::move(done), Unused());
-  }
-  void SetPinned(std::string, int64_t, bool, ckptd::Callback<absl::Status> done) override {
     Say(std::move(done), Unused());
   }
   void SetDamage(std::string, int64_t, std::optional<storage::v1::Damage>,
@@ -210,6 +216,7 @@ class FakeSharedFiles : public SharedFilesIo {
     checkpoint.summary.set_sequence(sequence);
     if (const auto found = root_.attempts.find(sequence); found != root_.attempts.end())
       checkpoint.summary.set_attempt(found->second);
+    checkpoint.pinned = root_.pinned.contains(sequence);
     if (root_.suspect.contains(sequence)) checkpoint.summary.set_suspect("a loss that is not finite");
     if (const auto found = root_.damaged.find(sequence); found != root_.damaged.end()) {
       checkpoint.damage.emplace();

@@ -50,6 +50,7 @@ class FakeSharedRoot {
   int64_t highest_term = 0;
   std::map<int64_t, int64_t> attempts = {};  // That have saved them, by sequence; others: not said.
   std::set<int64_t> pointed;                 // Sequences that pointer files name.
+  std::set<int64_t> pinned;                  // Sequences that the record of the run calls pinned.
   std::map<int64_t, int64_t> copies;         // How often each sequence was put back.
   // Sequences that the root does not show for now, as if its names were stale.
   std::set<int64_t> hidden;
@@ -238,6 +239,8 @@ class FakeSharedRoot {
       return MakeError(absl::StatusCode::kNotFound, reason::kNoCheckpoint, tag);
     if (pointed.contains(sequence))
       return MakeError(absl::StatusCode::kFailedPrecondition, reason::kPointed, tag);
+    if (pinned.contains(sequence))
+      return MakeError(absl::StatusCode::kFailedPrecondition, reason::kPinned, tag);
     return InodeOf(sequence);
   }
   absl::StatusOr<bool> Remove(const std::string& tag, int64_t sequence, uint64_t inode) {

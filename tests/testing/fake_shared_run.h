@@ -38,7 +38,7 @@ class FakeSharedRun : public Authority {
   int ticks = 0;
   Hooks hooks;
   // Calls that the test answers.
-  std::vector<Callback<absl::Status>> opens, settles, finishes, marks, clearings;
+  std::vector<Callback<absl::Status>> opens, settles, finishes, marks, clearings, pinnings, deletions;
   storage::v1::Damage damage;  // Of the last MarkDamaged.
   std::vector<Callback<absl::StatusOr<Settled>>> settlings;
   std::vector<Callback<absl::StatusOr<std::string>>> parts;
@@ -146,6 +146,17 @@ class FakeSharedRun : public Authority {
   void ClearDamage(int64_t sequence, Callback<absl::Status> cleared) override {
     calls.push_back(absl::StrCat("ClearDamage ", sequence));
     clearings.push_back(std::move(cleared));
+  }
+  // The coordinator's engine answers, or the test in its place.
+  void Delete(const std::string& tag, int64_t sequence, bool force, Callback<absl::Status> deleted) override {
+    if (leads) return hooks.delete_requested(tag, sequence, force, std::move(deleted));
+    calls.push_back(absl::StrCat("Delete ", tag, " ", sequence, force ? " by force" : ""));
+    deletions.push_back(std::move(deleted));
+  }
+  // On this node; the test runs `pin_changed`.
+  void SetPinned(const std::string& tag, int64_t sequence, bool pinned, Callback<absl::Status> set) override {
+    calls.push_back(absl::StrCat(pinned ? "Pin " : "Unpin ", tag, " ", sequence));
+    pinnings.push_back(std::move(set));
   }
 
  private:

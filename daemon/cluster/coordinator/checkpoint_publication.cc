@@ -223,6 +223,9 @@ void CheckpointPublication::OnEvicting(const absl::Status& evicting) {
   if (evicting.ok()) return Next(Step::kFindPointers);
   if (ReasonOf(evicting) == reason::kBeingRead)
     return Retry(Step::kEvict, absl::StrCat("readers: ", evicting.message()));
+  // The root gives the save up, once it has learnt of the pin.
+  if (ReasonOf(evicting) == reason::kPinned)
+    return Retry(Step::kLook, absl::StrCat("the root to learn that ", evicting.message()));
   RetryOrLose(Step::kEvict, evicting);
 }
 

@@ -300,9 +300,4 @@ void NodesLedger::SetRetention(const storage::v1::RetentionPolicy& in_force,
   *record_.mutable_next_retentions() = {next.begin(), next.end()};
 }
 
-void NodesLedger::SetRetentionOverride(const std::optional<storage::v1::RetentionPolicy>& policy) {
-  record_.clear_retention_override();
-  if (policy) *record_.mutable_retention_override() = *policy;
-}
-
 }  // namespace ckptd

@@ -21,6 +21,7 @@
 #include "daemon/ledger/run/etcd_ledger.h"
 #include "storage/base/callback_scope.h"
 #include "storage/base/clock.h"
+#include "storage/format/retention_record.h"
 #include "storage/ledger/ledger.h"
 
 namespace ckptd {
@@ -29,7 +30,7 @@ namespace ckptd {
 // After a new registration all live processes that have joined before join again.
 //
 // The daemon keeps in memory how saves have ended, and the retention policy in force. After a restart etcd
-// has the ends of saves, and the next saves bring their policy.
+// has the ends of saves and the policy of the newest checkpoint.
 class NodesLedger : public Ledger {
  public:
   struct Options {
@@ -41,6 +42,9 @@ class NodesLedger : public Ledger {
     LedgerCalls::WhyUnregistered why_unregistered = nullptr;
     // Whether the run's owner may have more keys in etcd. Null: no limit.
     std::function<absl::Status()> check_use = nullptr;
+    // Sets the policy in the place of those of the saves, for all nodes, as SettingKeys::SetRetention.
+    std::function<void(const std::optional<storage::v1::RetentionPolicy>&, Answer<absl::Status>)>
+        set_retention = nullptr;
   };
   // `etcd` and `clock` must outlive it.
   NodesLedger(Etcd* etcd, Clock* clock, Options options);
@@ -83,7 +87,14 @@ class NodesLedger : public Ledger {
   void WriteHistory(Answer<absl::Status> written) override { written(absl::OkStatus()); }
   void SetRetention(const storage::v1::RetentionPolicy& in_force,
                     const std::vector<storage::v1::RetentionPolicy>& next) override;
-  void SetRetentionOverride(const std::optional<storage::v1::RetentionPolicy>& policy) override;
+  void SetRetentionOverride(const std::optional<storage::v1::RetentionPolicy>& policy,
+                            Answer<absl::Status> set) override {
+    options_.set_retention(policy, std::move(set));
+  }
+  // It was set, on any node.
+  void OnRetentionOverride(const std::optional<storage::v1::RetentionPolicy>& policy) {
+    StoreRetentionOverride(policy, &record_);
+  }
   const storage::v1::RunRecord& record() const override { return record_; }
 
  private:

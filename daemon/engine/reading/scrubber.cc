@@ -49,6 +49,10 @@ void Scrubber::Start(Run* run, State& state, Instant now) {
   std::erase_if(state.due, [run](const auto& due) { return run->catalog.Find(due.first) == nullptr; });
   const std::optional<int64_t> sequence = MostOverdue(*run, state, now);
   if (!sequence) return;
+  if (!run->authority->coordinates()) {  // The coordinator reads it for all nodes.
+    state.due[*sequence] = now + options_.period;
+    return;
+  }
   state.reading = Reading();
   state.reading->sequence = *sequence;
   state.reading->waiting = true;

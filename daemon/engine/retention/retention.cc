@@ -225,18 +225,13 @@ void Retention::Explain(Run* run, const RetentionPolicy& policy, Reply<Keepers> 
 }
 
 void Retention::SetOverride(Run* run, const std::optional<RetentionPolicy>& policy, Reply<bool> reply) {
-  const storage::v1::RunRecord& record = run->ledger->record();
-  std::optional<RetentionPolicy> before;
-  if (record.has_retention_override()) before = record.retention_override();
-  run->ledger->SetRetentionOverride(policy);
   ++states_.Of(run).asking;
-  run->ledger->WriteHistory(
-      [this, run, before, reply = std::move(reply)](const absl::Status& written) mutable {
-        --states_.Of(run).asking;
-        if (written.ok()) return reply(true);
-        run->ledger->SetRetentionOverride(before);
-        reply(Annotate(written, "recording the retention policy"));
-      });
+  run->ledger->SetRetentionOverride(policy,
+                                    [this, run, reply = std::move(reply)](const absl::Status& set) mutable {
+                                      --states_.Of(run).asking;
+                                      if (set.ok()) return reply(true);
+                                      reply(Annotate(set, "recording the retention policy"));
+                                    });
 }
 
 // ---- deleting on request
@@ -268,8 +263,7 @@ absl::Status Retention::CheckDeletable(const Run& run, int64_t sequence, bool fo
     return kept(
         "it is the newest checkpoint that is neither damaged nor suspect, from which the job would resume");
   if (!force && IsPinned(run, sequence)) return kept("it is pinned; unpin it first, or force the deletion");
-  // A node that does not coordinate says NOT_COORDINATOR later.
-  if (!force && !state.pointers_known && run.authority->coordinates())
+  if (!force && !state.pointers_known)
     return kept("this node has just become the coordinator, and reads the pointer files; try again");
   if (!force && state.pointed.contains(sequence))
     return kept(
@@ -281,58 +275,52 @@ absl::Status Retention::CheckDeletable(const Run& run, int64_t sequence, bool fo
 
 void Retention::ContinueDeletions(Run* run) {
   for (Deletion& waiting : std::exchange(states_.Of(run).deletions, {}))
-    Delete(run, waiting.sequence, waiting.force, std::move(waiting.reply));
+    Delete(run, waiting.sequence, waiting.force, std::move(waiting.deleted));
 }
 
-void Retention::Delete(Run* run, int64_t sequence, bool force, Reply<int64_t> reply) {
+void Retention::Delete(Run* run, int64_t sequence, bool force, Callback<absl::Status> deleted) {
   if (history_->IsWriting(*run))
-    return states_.Of(run).deletions.push_back({sequence, force, std::move(reply)});
-  AskResumed(run,
-             [this, run, sequence, force, reply = std::move(reply)](absl::StatusOr<int64_t> resumed) mutable {
-               if (!resumed.ok()) return reply(resumed.status());
-               if (absl::Status kept = CheckDeletable(*run, sequence, force, *resumed); !kept.ok())
-                 return reply(kept);
-               run->catalog.BeginEviction(sequence);
-               if (states_.Of(run).pointed.contains(sequence))
-                 return ReleaseAndEvict(run, sequence, std::move(reply));
-               UnpinAndEvict(run, sequence, std::move(reply));
-             });
+    return states_.Of(run).deletions.push_back({sequence, force, std::move(deleted)});
+  AskResumed(run, [this, run, sequence, force,
+                   deleted = std::move(deleted)](absl::StatusOr<int64_t> resumed) mutable {
+    if (!resumed.ok()) return deleted(resumed.status());
+    if (absl::Status kept = CheckDeletable(*run, sequence, force, *resumed); !kept.ok()) return deleted(kept);
+    run->catalog.BeginEviction(sequence);
+    if (states_.Of(run).pointed.contains(sequence)) return ReleaseAndEvict(run, sequence, std::move(deleted));
+    UnpinAndEvict(run, sequence, std::move(deleted));
+  });
 }
 
-void Retention::ReleaseAndEvict(Run* run, int64_t sequence, Reply<int64_t> reply) {
+void Retention::ReleaseAndEvict(Run* run, int64_t sequence, Callback<absl::Status> deleted) {
   run->io->ReleasePointers(
       run->catalog.Find(sequence)->summary.tag(), sequence,
-      [this, run, sequence, reply = std::move(reply)](absl::StatusOr<PointerFiles> released) mutable {
+      [this, run, sequence, deleted = std::move(deleted)](absl::StatusOr<PointerFiles> released) mutable {
         if (released.ok()) {
           SetPointers(run, *std::move(released));
-          return UnpinAndEvict(run, sequence, std::move(reply));
+          return UnpinAndEvict(run, sequence, std::move(deleted));
         }
         run->catalog.EndEviction(sequence);
-        reply(released.status());
+        deleted(released.status());
         hooks_.settled();
       });
 }
 
-void Retention::UnpinAndEvict(Run* run, int64_t sequence, Reply<int64_t> reply) {
-  if (!IsPinned(*run, sequence)) return EvictAndAnswer(run, sequence, std::move(reply));
+void Retention::UnpinAndEvict(Run* run, int64_t sequence, Callback<absl::Status> deleted) {
+  if (!IsPinned(*run, sequence)) return EvictAndAnswer(run, sequence, std::move(deleted));
   const std::string tag = run->catalog.Find(sequence)->summary.tag();
-  run->io->SetPinned(tag, sequence, false,
-                     [this, run, sequence, reply = std::move(reply)](const absl::Status& unpinned) mutable {
-                       if (unpinned.ok()) {
-                         run->catalog.SetPinned(sequence, false);
-                         return EvictAndAnswer(run, sequence, std::move(reply));
-                       }
-                       run->catalog.EndEviction(sequence);
-                       reply(unpinned);
-                       hooks_.settled();
-                     });
+  run->authority->SetPinned(
+      tag, sequence, false,
+      [this, run, sequence, deleted = std::move(deleted)](const absl::Status& unpinned) mutable {
+        if (unpinned.ok()) return EvictAndAnswer(run, sequence, std::move(deleted));
+        run->catalog.EndEviction(sequence);
+        deleted(unpinned);
+        hooks_.settled();
+      });
 }
 
-void Retention::EvictAndAnswer(Run* run, int64_t sequence, Reply<int64_t> reply) {
-  Evict(run, sequence, [sequence, reply = std::move(reply)](const absl::Status& evicted) mutable {
-    if (evicted.ok()) return reply(sequence);
-    reply(evicted);
-  });
+void Retention::EvictAndAnswer(Run* run, int64_t sequence, Callback<absl::Status> deleted) {
+  Evict(run, sequence,
+        [deleted = std::move(deleted)](const absl::Status& evicted) mutable { deleted(evicted); });
 }
 
 // ---- evicting

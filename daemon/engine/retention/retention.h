@@ -61,7 +61,7 @@ class Retention {
   // that names it, or removes it; and always if it is resumed from, or is the newest good one. BEING_READ,
   // also always, if a process reads it.
   // Waits while the history is being written, but not for the repetition of a write that failed.
-  void Delete(Run* run, int64_t sequence, bool force, Reply<int64_t> reply);
+  void Delete(Run* run, int64_t sequence, bool force, Callback<absl::Status> deleted);
 
   // The history could not be written: deletions that wait for it are refused.
   void OnHistoryFailed(Run* run) { ContinueDeletions(run); }
@@ -105,7 +105,7 @@ class Retention {
   struct Deletion {
     int64_t sequence = 0;
     bool force = false;
-    Reply<int64_t> reply;
+    Callback<absl::Status> deleted;
   };
   struct State {
     std::vector<RetentionPolicy> policies;
@@ -129,9 +129,9 @@ class Retention {
   void EvictVictims(Run* run, int64_t resumed);
   void ContinueDeletions(Run* run);
   absl::Status CheckDeletable(const Run& run, int64_t sequence, bool force, int64_t resumed) const;
-  void ReleaseAndEvict(Run* run, int64_t sequence, Reply<int64_t> reply);
-  void UnpinAndEvict(Run* run, int64_t sequence, Reply<int64_t> reply);
-  void EvictAndAnswer(Run* run, int64_t sequence, Reply<int64_t> reply);
+  void ReleaseAndEvict(Run* run, int64_t sequence, Callback<absl::Status> deleted);
+  void UnpinAndEvict(Run* run, int64_t sequence, Callback<absl::Status> deleted);
+  void EvictAndAnswer(Run* run, int64_t sequence, Callback<absl::Status> deleted);
   void Evict(Run* run, int64_t sequence, absl::AnyInvocable<void(const absl::Status&)> done);
   void OnEvicted(Run* run, int64_t sequence, const std::string& tag, const absl::Status& evicted);
 

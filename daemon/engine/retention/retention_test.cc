@@ -240,11 +240,10 @@ class DeletionTest : public RetentionTest {
  protected:
   // The reason why Delete was refused; "" if the checkpoint was deleted.
   std::string Delete(Run* run, int64_t sequence, bool force = false) {
-    absl::StatusOr<int64_t> deleted = absl::InternalError("no answer");
-    retention_.Delete(run, sequence, force,
-                      [&](absl::StatusOr<int64_t> answer) { deleted = std::move(answer); });
+    absl::Status deleted = absl::InternalError("no answer");
+    retention_.Delete(run, sequence, force, [&](absl::Status answer) { deleted = std::move(answer); });
     RunCallbacks();
-    return deleted.ok() ? "" : ReasonOf(deleted.status());
+    return deleted.ok() ? "" : ReasonOf(deleted);
   }
 };
 

@@ -74,6 +74,16 @@ void LocalAuthority::ClearDamage(int64_t sequence, Callback<absl::Status> cleare
       });
 }
 
+void LocalAuthority::SetPinned(const std::string& tag, int64_t sequence, bool pinned,
+                               Callback<absl::Status> set) {
+  run_->io->SetPinned(
+      tag, sequence, pinned,
+      [this, tag, sequence, pinned, set = std::move(set)](const absl::Status& recorded) mutable {
+        if (recorded.ok()) hooks_.pin_changed(tag, sequence, pinned);
+        set(recorded);
+      });
+}
+
 // The ranks of this node are all that there are. When they have all read it, only the disk decides.
 void LocalAuthority::FinishResume(int64_t attempt, int64_t sequence, const absl::Status& mine, Instant,
                                   Callback<absl::Status> finished) {

@@ -20,8 +20,9 @@
 
 namespace ckptd {
 
-// The hooks run within the call that asks, but for those that report a publication. Hooks that report what
-// other nodes do never run: checkpoints that they remove or find damaged, their coordinator, a registration.
+// The hooks run within the call that asks, but for those that report a publication or a pin. Hooks that report what
+// other nodes do never run: checkpoints that they remove or find damaged, their coordinator, a
+// registration.
 class LocalAuthority : public Authority {
  public:
   // Publishes a save that is durable, and says what is decided: kPublishing, kSealed if nothing was published
@@ -63,6 +64,10 @@ class LocalAuthority : public Authority {
   // The mark counts within the call, and is answered when the root has recorded it, or could not.
   void MarkDamaged(const storage::v1::Damage& damage, Callback<absl::Status> marked) override;
   void ClearDamage(int64_t sequence, Callback<absl::Status> cleared) override;
+  void Delete(const std::string& tag, int64_t sequence, bool force, Callback<absl::Status> deleted) override {
+    hooks_.delete_requested(tag, sequence, force, std::move(deleted));
+  }
+  void SetPinned(const std::string& tag, int64_t sequence, bool pinned, Callback<absl::Status> set) override;
   // No other node has begun any.
   void WhenSettled(int64_t, Callback<absl::StatusOr<bool>> settled) override { settled(false); }
   void FinishResume(int64_t attempt, int64_t sequence, const absl::Status& mine, Instant deadline,

@@ -50,6 +50,12 @@ void SaveDriver::Start(Run* run) {
                       absl::AnyInvocable<void()> recorded) {
             hooks_.damage_changed(run, sequence, damage, std::move(recorded));
           },
+      .pin_changed = [this, run](const std::string& tag, int64_t sequence,
+                                 bool pinned) { hooks_.pin_changed(run, tag, sequence, pinned); },
+      .delete_requested =
+          [this, run](const std::string&, int64_t sequence, bool force, Callback<absl::Status> deleted) {
+            hooks_.delete_requested(run, sequence, force, std::move(deleted));
+          },
       .root_changed = [this, run] { hooks_.root_changed(run); },
       .newest_committed =
           [this, run](int64_t sequence, const std::optional<storage::v1::RetentionPolicy>& retention) {

@@ -55,6 +55,8 @@ class SaveDriver {
     std::function<void(Run*, int64_t sequence, const std::optional<storage::v1::Damage>&,
                        absl::AnyInvocable<void()> recorded)>
         damage_changed;
+    std::function<void(Run*, const std::string& tag, int64_t sequence, bool pinned)> pin_changed;
+    std::function<void(Run*, int64_t sequence, bool force, Callback<absl::Status> deleted)> delete_requested;
     std::function<void(Run*, int64_t sequence, const std::optional<storage::v1::RetentionPolicy>&)>
         newest_committed;
     std::function<void(Run*)> root_changed, leadership_changed;

@@ -70,6 +70,13 @@ class Authority {
     std::function<void(int64_t sequence, const std::optional<storage::v1::Damage>& damage,
                        absl::AnyInvocable<void()> recorded)>
         damage_changed;
+    // An operator has pinned the checkpoint, or unpinned it; in a shared run also on another node, and also of
+    // checkpoints that this node does not list. On the node that was asked, before the answer of SetPinned.
+    std::function<void(const std::string& tag, int64_t sequence, bool pinned)> pin_changed;
+    // This node coordinates the run, and an operator has asked on some node to delete the checkpoint. It
+    // answers as Delete does. May run twice for one request, when the coordinator has changed.
+    std::function<void(const std::string& tag, int64_t sequence, bool force, Callback<absl::Status> deleted)>
+        delete_requested;
     // The run has a checkpoint that this node had no part in, or this node may write in the root from now on
     // what a coordinator writes: look at the root again.
     std::function<void()> root_changed;
@@ -151,7 +158,7 @@ class Authority {
   // An operator has looked whether the save of this tag is a checkpoint, whose outcome is unknown
   // (kUnknown) and which holds up all later ones. OUTCOME_PENDING while the coordinator is still finding out;
   // OUTCOME_DIFFERS if it sees something else; UNKNOWN_SAVE if no save of this tag has ended so;
-  // NOT_COORDINATOR. A second call answers as the first.
+  // LEDGER_UNAVAILABLE if no node coordinates the run. A second call answers as the first.
   struct Settled {
     int64_t sequence = 0;
     bool is_checkpoint = false;
@@ -168,6 +175,19 @@ class Authority {
   virtual void MarkDamaged(const storage::v1::Damage& damage, Callback<absl::Status> marked) = 0;
   // The checkpoint has been repaired. Likewise.
   virtual void ClearDamage(int64_t sequence, Callback<absl::Status> cleared) = 0;
+
+  // ---- what operators ask
+
+  // The coordinator deletes the checkpoint (Hooks::delete_requested), unless something keeps it: then the
+  // error says what. OK: it is gone from its tag, durably, or will be for sure. LEDGER_UNAVAILABLE if no node
+  // coordinates the run, or if this one has lost its registration: then it is deleted, or not.
+  virtual void Delete(const std::string& tag, int64_t sequence, bool force,
+                      Callback<absl::Status> deleted) = 0;
+
+  // From OK on no node removes a pinned checkpoint, or replaces it. Durable. BEING_REMOVED: its removal was
+  // decided before, and it is not pinned. After LEDGER_UNAVAILABLE it is, or is not.
+  virtual void SetPinned(const std::string& tag, int64_t sequence, bool pinned,
+                         Callback<absl::Status> set) = 0;
 
   // ---- resume
   //

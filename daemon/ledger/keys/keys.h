@@ -75,6 +75,19 @@ class LedgerKeys {
     return prefix_ + absl::StrFormat("readers/%016d/", sequence);
   }
 
+  // What operators have set for the run.
+  std::string Settings() const { return prefix_ + "settings/"; }
+  std::string RetentionOverride() const { return Settings() + "retention"; }
+  std::string Pins() const { return Settings() + "pinned/"; }
+  std::string Pinned(int64_t sequence) const { return Pins() + absl::StrFormat("%016d", sequence); }
+
+  // What nodes ask of the coordinator in the name of operators.
+  std::string Requests() const { return prefix_ + "requests/"; }
+  std::string Requests(const std::string& node) const { return Requests() + node + "/"; }
+  std::string Request(const std::string& node, int64_t number) const {
+    return Requests(node) + absl::StrFormat("%d", number);
+  }
+
   std::string Living() const { return prefix_ + "living/"; }
   std::string Living(const std::string& node) const { return Living() + node; }
   std::string Resume(int64_t attempt) const { return Resumes() + absl::StrFormat("%016d", attempt); }

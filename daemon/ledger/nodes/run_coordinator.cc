@@ -57,9 +57,10 @@ void RunCoordinator::Read() {
 }
 
 void RunCoordinator::WasRead(const RangeResponse& found) {
-  if (found.kvs_size() == 0 && willing_) return TakeLeadership();
+  has_leader_ = found.kvs_size() > 0;
+  if (!has_leader_ && willing_) return TakeLeadership();
   Watch(found.header().revision() + 1);
-  if (found.kvs_size() > 0) Observe(found.kvs(0));
+  if (has_leader_) Observe(found.kvs(0));
 }
 
 // The term has a key of its own, which is never removed: the coordinator's key is removed with its lease, and
@@ -105,7 +106,8 @@ void RunCoordinator::Watch(int64_t from_revision) {
 }
 
 void RunCoordinator::OnEvents(const std::vector<Event>& events) {
-  if (events.back().type() == Event::DELETE) return Read();
+  has_leader_ = events.back().type() != Event::DELETE;
+  if (!has_leader_) return Read();
   Observe(events.back().kv());
 }
 

@@ -51,6 +51,8 @@ class RunCoordinator {
   // False: steps down if this daemon leads, so that another one takes over, and is no candidate until this is
   // called with true. `changed` runs with the next coordinator.
   void SetWilling(bool willing);
+  // Whether a daemon leads the run, as far as this one knows.
+  bool has_leader() const { return has_leader_; }
   // False while this daemon leads, or may lead.
   bool follows_another() const { return watch_ != nullptr && !leadership_.mine; }
   // Steps down if this daemon leads, so that another one takes over at once, and is no candidate any more.
@@ -76,6 +78,7 @@ class RunCoordinator {
   std::function<void(const Leadership&)> changed_;
   std::function<void(const absl::Status&)> ended_;
   Leadership leadership_;  // The latest that was seen.
+  bool has_leader_ = false;
   bool stopped_ = false;
   bool willing_ = true;
   bool leaving_ = false;      // Stepping down; it still leads until etcd has answered.

@@ -14,6 +14,7 @@
 
 namespace ckptd {
 
+using ledger::v1::CheckpointPin;
 using ledger::v1::NodeVote;
 using ledger::v1::PublishedNow;
 using ledger::v1::SaveState;
@@ -21,7 +22,7 @@ using ledger::v1::SaveState;
 namespace {
 
 // Places of the ranges of Publish(), after those of the view.
-constexpr size_t kPublishing = 4, kReaders = 5;
+constexpr size_t kPublishing = 4, kReaders = 5, kPin = 6;
 
 ledger::v1::SaveEnd NodeLost(bool is_registered) {
   ledger::v1::SaveEnd end;
@@ -60,6 +61,9 @@ std::string WaitsFor(const CompareAndSwap::Found& found, int64_t sequence, const
         now.sequence(), " was published");
   if (now.sequence() != 0 && now.sequence() != sequence)
     return absl::StrCat("the save of sequence ", now.sequence(), ", which is being published");
+  // The root does not let the save replace it, once it has learnt of the pin.
+  if (FirstOf<CheckpointPin>(found[kPin]).pinned())
+    return "the root to learn that the checkpoint it replaces is pinned";
   const std::vector<std::string> readers = ReadersOf(found[kReaders]);
   if (readers.empty()) return "";
   return absl::StrCat("readers of the checkpoint that it replaces, on nodes ", absl::StrJoin(readers, ", "));
@@ -125,8 +129,9 @@ void SavePublication::Publish(const SharedSave& save, const CompareAndSwap::Held
   auto result = std::make_shared<Publishing>();
   std::vector<CompareAndSwap::Range> ranges = View(save);
   ranges.push_back({keys_.Publishing()});
-  // Without a checkpoint to replace, this range is empty.
+  // Without a checkpoint to replace, these ranges are empty.
   ranges.push_back({keys_.Readers(replaces.sequence), true});
+  ranges.push_back({keys_.Pinned(replaces.sequence)});
   const auto decide = [=, keys = keys_, sequence = save.sequence](const CompareAndSwap::Found& found,
                                                                   SaveState* state) {
     *result = Publishing();

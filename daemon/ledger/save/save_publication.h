@@ -61,8 +61,8 @@ class SavePublication {
   void LoseNode(const SharedSave& save, const CompareAndSwap::Held& leadership, const std::string& node,
                 Answer<SharedSave> answer);
   // The save becomes PUBLISHING when the files of all nodes are durable, no other save of the run is being
-  // published, and no node reads the checkpoint that the save replaces; from then on no node opens that
-  // checkpoint. The new checkpoint gets `time_us` and the pointers, unless an earlier coordinator has fixed
+  // published, and the checkpoint that the save replaces is not pinned, and no node reads it; from then on no
+  // node opens that checkpoint, or pins it. The new checkpoint gets `time_us` and the pointers, unless an earlier coordinator has fixed
   // others.
   void Publish(const SharedSave& save, const CompareAndSwap::Held& leadership, int64_t time_us,
                const Replaces& replaces, Answer<Publishing> answer);

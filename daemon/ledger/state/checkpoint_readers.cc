@@ -15,6 +15,7 @@
 
 namespace ckptd {
 
+using ledger::v1::CheckpointPin;
 using ledger::v1::Evicting;
 using ledger::v1::NodeReads;
 using Operations = std::vector<etcdserverpb::RequestOp>;
@@ -47,8 +48,8 @@ absl::Status CheckCount(int64_t sequence, const Count& count, const EndedRemoval
         absl::StatusCode::kFailedPrecondition, ledger_reason::kDamageFound,
         absl::StrCat("a node has found damage, or an operator has cleared some, since ", counted));
   }
-  if (found.size() <= 3) return absl::OkStatus();
-  for (const etcdserverpb::KeyValue& going : found[3]) {
+  if (found.size() <= 4) return absl::OkStatus();
+  for (const etcdserverpb::KeyValue& going : found[4]) {
     int64_t other = 0;
     if (!absl::SimpleAtoi(LastPartOf(going.key()), &other) || !MayHaveCounted(count, other)) continue;
     if (!IsBeingRemoved(ended, other, {going})) continue;
@@ -131,7 +132,10 @@ void CheckpointReaders::Remove(const Victim& victim, int64_t replaced_by, const 
   const int64_t sequence = victim.sequence;
   auto refused = std::make_shared<absl::Status>();
   CompareAndSwap swap;
-  swap.ranges = {{keys_.Readers(sequence), true}, {keys_.Evicting(sequence)}, {keys_.Damages(), true}};
+  swap.ranges = {{keys_.Readers(sequence), true},
+                 {keys_.Evicting(sequence)},
+                 {keys_.Damages(), true},
+                 {keys_.Pinned(sequence)}};
   // The decisions from the oldest counted checkpoint on: older checkpoints are gone, but their keys stay.
   if (const int64_t oldest = count ? OldestOf(*count) : 0; oldest != 0)
     swap.ranges.push_back({.key = keys_.Evicting(oldest), .end = PrefixEnd(keys_.Evictings())});
@@ -144,6 +148,12 @@ void CheckpointReaders::Remove(const Victim& victim, int64_t replaced_by, const 
                           ? earlier.replaced_by() == replaced_by
                           : victim.inode == 0 || earlier.inode() == 0 || earlier.inode() == victim.inode;
     if (same && IsBeingRemoved(ended.get(), sequence, found[1])) return Operations();
+    if (FirstOf<CheckpointPin>(found[3]).pinned()) {
+      *refused =
+          MakeError(absl::StatusCode::kFailedPrecondition, reason::kPinned,
+                    absl::StrCat("the checkpoint of sequence ", sequence, " is pinned; unpin it first"));
+      return Operations();
+    }
     if (count) *refused = CheckCount(sequence, *count, ended.get(), found);
     if (!refused->ok()) return Operations();
     const std::vector<std::string> readers = ReadersOf(found[0]);

@@ -57,14 +57,14 @@ class CheckpointReaders {
     uint64_t inode = 0;  // Of its directory; 0: any, for a decision that names none.
   };
 
-  // Called by the coordinator, for retention: after OK no node begins to read the checkpoint. BEING_READ
-  // names the nodes that read it. DAMAGE_FOUND if other checkpoints are marked as damaged than those of
+  // Called by the coordinator, for retention: after OK no node begins to read the checkpoint, or pins it.
+  // BEING_READ names the nodes that read it. PINNED (RunSettings). DAMAGE_FOUND if other checkpoints are marked as damaged than those of
   // `count`; REMOVAL_FOUND if a checkpoint that may have been counted is being removed.
   void Evict(const Victim& victim, const Count& count, const CompareAndSwap::Held& leadership, Done evicting);
   // The directory of an Evict is durably gone, so its decision is over. No-op if etcd has another decision.
   void EndEviction(const Victim& victim, const CompareAndSwap::Held& leadership, Done ended);
   // Called by the coordinator, for a save that is being published at the checkpoint's tag: after OK no node
-  // begins to read the checkpoint. BEING_READ as for Evict. Nodes that list the checkpoint do so until the
+  // begins to read the checkpoint, or pins it. BEING_READ and PINNED as for Evict. Nodes that list the checkpoint do so until the
   // save has ended.
   void Replace(int64_t sequence, int64_t replaced_by, const CompareAndSwap::Held& leadership, Done evicting);
 

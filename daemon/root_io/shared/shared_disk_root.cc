@@ -87,7 +87,7 @@ absl::StatusOr<RootSnapshot> SharedDiskRoot::Scan() {
   snapshot.foreign = std::move(scan.foreign);
   snapshot.half_removed = std::move(scan.half_removed);
   CKPTD_ASSIGN_OR_RETURN(snapshot.pointers, UpdatePointers(committed));
-  RecordDamageIfPossible(&snapshot.pointers);
+  RecordMarksIfPossible(&snapshot.pointers);
   return snapshot;
 }
 
@@ -135,8 +135,17 @@ absl::StatusOr<PointerFiles> SharedDiskRoot::SetDamage(int64_t sequence,
   record_is_old_ = true;
   if (const auto found = committed.find(sequence); found != committed.end()) Mark(found->second);
   CKPTD_ASSIGN_OR_RETURN(PointerFiles pointers, UpdatePointers(committed));
-  RecordDamageIfPossible(&pointers);
+  RecordMarksIfPossible(&pointers);
   return pointers;
+}
+
+absl::Status SharedDiskRoot::SetPinned(const std::string& tag, int64_t sequence, bool pinned) {
+  CKPTD_RETURN_IF_ERROR(CheckOpen());
+  pins[sequence] = {tag, pinned};
+  record_is_old_ = true;
+  store->SetPinned(sequence, pinned);
+  if (const auto found = committed.find(sequence); found != committed.end()) found->second.pinned = pinned;
+  return coordinates ? RecordMarks() : absl::OkStatus();
 }
 
 void SharedDiskRoot::Forget(int64_t sequence) {
@@ -148,7 +157,7 @@ void SharedDiskRoot::Forget(int64_t sequence) {
   record_is_old_ = true;
 }
 
-absl::Status SharedDiskRoot::RecordDamage() {
+absl::Status SharedDiskRoot::RecordMarks() {
   CKPTD_ASSIGN_OR_RETURN(const SharedRunRecord known, store->LoadRecord({}));
   SharedRunRecord record = known;
   auto& marks = *record.mutable_damages()->mutable_damages();
@@ -158,6 +167,7 @@ absl::Status SharedDiskRoot::RecordDamage() {
     if (before != marks.end()) marks.erase(before);
     if (mark) *marks.Add() = *mark;
   }
+  for (const auto& [sequence, pin] : pins) ckptd::SetPinned(record, pin.tag, sequence, pin.pinned);
   record_is_old_ = false;
   if (record.SerializeAsString() == known.SerializeAsString()) return absl::OkStatus();
   const absl::Status stored = store->StoreRecord(std::move(record)).status();
@@ -165,11 +175,11 @@ absl::Status SharedDiskRoot::RecordDamage() {
   return stored;
 }
 
-void SharedDiskRoot::RecordDamageIfPossible(PointerFiles* pointers) {
+void SharedDiskRoot::RecordMarksIfPossible(PointerFiles* pointers) {
   if (!coordinates || !record_is_old_) return;
-  if (const absl::Status recorded = RecordDamage(); !recorded.ok()) {
-    pointers->warnings.push_back(absl::StrCat("the record of damaged checkpoints is not up to date: ",
-                                              std::string(recorded.message())));
+  if (const absl::Status recorded = RecordMarks(); !recorded.ok()) {
+    pointers->warnings.push_back(absl::StrCat(
+        "the record of damaged and pinned checkpoints is not up to date: ", std::string(recorded.message())));
   }
 }
 
@@ -197,7 +207,7 @@ absl::Status SharedDiskRoot::BeginTerm(int64_t term) {
   coordinates = true;
   scanned_in_term = false;
   known_pointers = {.known = false};
-  record_is_old_ = !damage.empty();
+  record_is_old_ = !damage.empty() || !pins.empty();
   return absl::OkStatus();
 }
 

@@ -37,6 +37,12 @@ struct SharedDiskRoot : OpenedRoot {
   // removed. The coordinator also writes them into the record of the run, for a run that moves to another
   // etcd.
   std::map<int64_t, std::optional<storage::v1::Damage>> damage;
+  // Likewise, what operators have pinned, and unpinned since.
+  struct DecidedPin {
+    std::string tag;
+    bool pinned = false;
+  };
+  std::map<int64_t, DecidedPin> pins;
   std::set<std::string> known_tags;  // Shown by the last scan, or published since.
   bool coordinates = false;          // A term has begun.
   bool scanned_in_term = false;
@@ -55,6 +61,7 @@ struct SharedDiskRoot : OpenedRoot {
   storage::v1::NodePartRecord RecordOf(const std::vector<storage::v1::PartRecord>& ranks) const;
   absl::StatusOr<LoadedCheckpoint> Load(const std::string& tag, int64_t sequence);
   absl::StatusOr<PointerFiles> SetDamage(int64_t sequence, const std::optional<storage::v1::Damage>& mark);
+  absl::Status SetPinned(const std::string& tag, int64_t sequence, bool pinned);
   // Updates the pointer files from `checkpoints` if this node coordinates. Else answers that they are not
   // known: this node does not know what the coordinator has written.
   absl::StatusOr<PointerFiles> UpdatePointers(const std::map<int64_t, CommittedCheckpoint>& checkpoints);
@@ -76,10 +83,10 @@ struct SharedDiskRoot : OpenedRoot {
  private:
   // Sets the checkpoint's damage to the mark of the nodes, if there is one; else the run's record counts.
   void Mark(CommittedCheckpoint& checkpoint) const;
-  // Called by the coordinator, if the record may be old: writes `damage` into it.
-  absl::Status RecordDamage();
+  // Called by the coordinator, if the record may be old: writes `damage` and `pins` into it.
+  absl::Status RecordMarks();
   // The record matters only if etcd is lost, so a failure is a warning, and the write is tried again.
-  void RecordDamageIfPossible(PointerFiles* pointers);
+  void RecordMarksIfPossible(PointerFiles* pointers);
 
   bool record_is_old_ = false;
   ProbeResult probe_;

@@ -160,6 +160,11 @@ class SharedDiskRootIo : public DiskRootIo<SharedFilesIo, SharedDiskRoot> {
       return root.SetDamage(sequence, damage);
     });
   }
+  void SetPinned(std::string tag, int64_t sequence, bool pinned, Callback<absl::Status> done) override {
+    Ask(std::move(done), [tag = std::move(tag), sequence, pinned](SharedDiskRoot& root) {
+      return root.SetPinned(tag, sequence, pinned);
+    });
+  }
   void ReleasePointers(std::string, int64_t sequence, Callback<absl::StatusOr<PointerFiles>> done) override {
     Ask(std::move(done), [sequence](SharedDiskRoot& root) { return root.ReleasePointers(sequence); });
   }
@@ -245,9 +250,6 @@ class SharedDiskRootIo : public DiskRootIo<SharedFilesIo, SharedDiskRoot> {
   }
   void Undelete(std::string, int64_t, Callback<absl::StatusOr<Undeleted>> done) override {
     Say<absl::StatusOr<Undeleted>>(std::move(done), Unsupported("bring checkpoints back"));
-  }
-  void SetPinned(std::string, int64_t, bool, Callback<absl::Status> done) override {
-    Say(std::move(done), Unsupported("pin checkpoints"));
   }
   void Adopt(ForeignSurvey, storage::v1::ManifestSummary, Callback<PublishResult> done) override {
     Say(std::move(done), PublishResult{PublishOutcome::kFailed, Unsupported("adopt checkpoints")});

@@ -697,14 +697,50 @@ TEST_F(SharedDiskRootIoTest, WhatItCannotDoYetIsSaidAndChangesNothing) {
   OpenAll();
   ASSERT_TRUE(BeginTerm(node(0), 1).ok());
   Save(node(0), "step_1", 1);
-  const absl::Status pinned = Wait<absl::Status>(
-      node(0), [&](auto done) { node(0).io->SetPinned("step_1", 1, true, std::move(done)); });
-  EXPECT_EQ(ReasonOf(pinned), "SHARED_ROOT_UNSUPPORTED");
-  EXPECT_TRUE(absl::IsUnimplemented(pinned));
   const auto undeleted = Wait<absl::StatusOr<Undeleted>>(
       node(0), [&](auto done) { node(0).io->Undelete("step_1", 1, std::move(done)); });
   EXPECT_EQ(ReasonOf(undeleted.status()), "SHARED_ROOT_UNSUPPORTED");
-  EXPECT_FALSE(Load(node(0), "step_1", 1)->checkpoint.pinned);
+  EXPECT_TRUE(absl::IsUnimplemented(undeleted.status()));
+  EXPECT_TRUE(Load(node(0), "step_1", 1).ok());
+}
+
+TEST_F(SharedDiskRootIoTest, PinThatTheNodesKnowIsInTheRecordOfTheRunUntilItIsTakenBack) {
+  OpenAll();
+  ASSERT_TRUE(BeginTerm(node(0), 1).ok());
+  Save(node(0), "step_1", 1);
+  Save(node(0), "step_2", 2);  // Which the pointer file names.
+  const auto set = [this](Node& on, bool pinned) {
+    return Wait<absl::Status>(on, [&](auto done) { on.io->SetPinned("step_1", 1, pinned, std::move(done)); });
+  };
+  const auto is_pinned = [this](Node& scans) {
+    const auto root =
+        Wait<absl::StatusOr<RootSnapshot>>(scans, [&](auto done) { scans.io->Rescan(std::move(done)); });
+    return root.ok() && root->committed.at(1).pinned;
+  };
+  const auto check_target = [this](Node& on) {
+    return ReasonOf(
+        Wait<absl::Status>(on, [&](auto done) { on.io->CheckTarget("step_1", {}, std::move(done)); }));
+  };
+  const auto check_removable = [this](Node& on) {
+    const auto inode = Wait<absl::StatusOr<uint64_t>>(
+        on, [&](auto done) { on.io->CheckRemovable("step_1", 1, std::move(done)); });
+    return ReasonOf(inode.status());
+  };
+  ASSERT_TRUE(set(node(1), true).ok());
+  EXPECT_TRUE(is_pinned(node(1))) << "what the nodes know counts";
+  EXPECT_EQ(check_target(node(1)), "PINNED");
+  EXPECT_FALSE(is_pinned(node(2))) << "the coordinator has not learnt of it";
+  ASSERT_TRUE(set(node(0), true).ok());
+  EXPECT_EQ(check_removable(node(0)), "PINNED");
+  EXPECT_TRUE(is_pinned(node(2))) << "as for a run that moves to another etcd";
+  EXPECT_EQ(check_target(node(2)), "PINNED");
+  // The next coordinator has learnt first that it was taken back.
+  ASSERT_TRUE(set(node(1), false).ok());
+  ASSERT_TRUE(BeginTerm(node(1), 2).ok());
+  EXPECT_FALSE(is_pinned(node(1)));
+  EXPECT_EQ(check_removable(node(1)), "");
+  EXPECT_FALSE(is_pinned(node(2)));
+  EXPECT_EQ(check_target(node(2)), "");
 }
 
 }  // namespace

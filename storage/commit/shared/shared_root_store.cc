@@ -119,7 +119,7 @@ absl::StatusOr<SharedRunRecord> SharedRootStore::LoadRecord(RecordVersion at_lea
 
 absl::StatusOr<SharedRootScan> SharedRootStore::Scan() {
   CKPTD_ASSIGN_OR_RETURN(SharedRootScan scan, scanner_.Look());
-  MarkCheckpoints(record_, scan.checkpoints);
+  MarkCheckpoints(scan.checkpoints);
   return scan;
 }
 
@@ -130,7 +130,7 @@ absl::StatusOr<CommittedCheckpoint> SharedRootStore::FindCheckpoint(const std::s
   if (target.kind != TargetKind::kCheckpoint || target.summary.sequence() != sequence)
     return LookAgain(absl::StrCat("checkpoint ", tag, " of sequence ", sequence), "it is not at its tag");
   std::map<int64_t, CommittedCheckpoint> one = {{sequence, {.summary = target.summary}}};
-  MarkCheckpoints(record_, one);
+  MarkCheckpoints(one);
   return one.at(sequence);
 }
 
@@ -227,8 +227,11 @@ absl::StatusOr<int64_t> SharedRootStore::Publish(const SharedInflight& save, con
   CKPTD_ASSIGN_OR_RETURN(const SharedPlace place, Find(save));
   if (place == SharedPlace::kPublished) return 0;
   CKPTD_ASSIGN_OR_RETURN(const Manifest manifest, MakeManifest(save, facts, digests));
+  // The ledger has decided that this one goes, so that a pin of it is an old one.
+  std::set<int64_t> pinned = Pinned();
+  pinned.erase(facts.replaces);
   const absl::StatusOr<int64_t> published =
-      PublishShared(layout_, save, manifest, term_.number, facts.replaces, Pinned());
+      PublishShared(layout_, save, manifest, term_.number, facts.replaces, pinned);
   if (published.ok() && *published == 0) made_.erase(save.name);
   // Its node has said that the file is durable: its size is not seen yet, or another program has cut or
   // removed it.
@@ -237,9 +240,21 @@ absl::StatusOr<int64_t> SharedRootStore::Publish(const SharedInflight& save, con
   return published;
 }
 
+void SharedRootStore::MarkCheckpoints(std::map<int64_t, CommittedCheckpoint>& checkpoints) const {
+  ckptd::MarkCheckpoints(record_, checkpoints);
+  for (auto& [sequence, checkpoint] : checkpoints) {
+    if (const auto decided = decided_pins_.find(sequence); decided != decided_pins_.end())
+      checkpoint.pinned = decided->second;
+  }
+}
+
 std::set<int64_t> SharedRootStore::Pinned() const {
   std::set<int64_t> pinned;
   for (const auto& pin : record_.pins().pins()) pinned.insert(pin.sequence());
+  for (const auto& [sequence, is_pinned] : decided_pins_) {
+    if (is_pinned) pinned.insert(sequence);
+    if (!is_pinned) pinned.erase(sequence);
+  }
   return pinned;
 }
 

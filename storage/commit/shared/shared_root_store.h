@@ -87,6 +87,9 @@ class SharedRootStore {
   // another program may overtake.
   absl::Status CheckTarget(const std::string& tag, const std::vector<std::string>& pointers = {});
 
+  // The ledger has pinned this checkpoint, or unpinned it: that counts from now on, whatever the record says.
+  void SetPinned(int64_t sequence, bool pinned) { decided_pins_[sequence] = pinned; }
+
   // This node's part; see shared_part.h. Its files are written by PartWriter, with NodePart::target().
   absl::StatusOr<NodePart> BeginPart(const SharedInflight& save, EarlierDaemon earlier);
   absl::Status MakeRoomFor(const NodePart& part, const std::vector<std::string>& paths);
@@ -160,6 +163,7 @@ class SharedRootStore {
   absl::Status Probe();
   absl::StatusOr<Term> OpenTerm(const SharedLayout& layout, int64_t term);
   absl::Status CheckTermBegun() const;
+  void MarkCheckpoints(std::map<int64_t, CommittedCheckpoint>& checkpoints) const;
   std::set<int64_t> Pinned() const;
 
   SharedLayout layout_;
@@ -172,7 +176,8 @@ class SharedRootStore {
   ProbeResult probe_;
   SharedScanner scanner_;
   SharedRecords records_;
-  storage::v1::SharedRunRecord record_;  // As it was read or stored last.
+  storage::v1::SharedRunRecord record_;   // As it was read or stored last.
+  std::map<int64_t, bool> decided_pins_;  // By sequence: what the ledger says.
   Term term_;
 };
 

@@ -266,6 +266,26 @@ TEST_F(SharedRootStoreTest, TargetIsCheckedAgainstPinsAndForeignDirectories) {
   EXPECT_TRUE(coordinator->CheckTarget("step_1").ok()) << "it is half removed";
 }
 
+// The record may be of an earlier time. A save that the ledger lets replace a checkpoint does so.
+TEST_F(SharedRootStoreTest, WhatTheLedgerSaysOfAPinCountsMoreThanTheRecord) {
+  const Store coordinator = Open("a");
+  ASSERT_TRUE(coordinator->BeginTerm(1).ok());
+  Save(*coordinator, "step_1", 5);
+  const auto is_pinned = [&] { return coordinator->FindCheckpoint("step_1", 5)->pinned; };
+  coordinator->SetPinned(5, true);
+  EXPECT_TRUE(is_pinned());
+  EXPECT_TRUE(coordinator->Scan()->checkpoints.at(5).pinned);
+  EXPECT_EQ(ReasonOf(coordinator->CheckTarget("step_1")), "PINNED");
+  SharedRunRecord record = coordinator->LoadRecord({}).value();
+  EXPECT_TRUE(is_pinned()) << "the record was read since";
+  SetPinned(record, "step_1", 5, true);
+  ASSERT_TRUE(coordinator->StoreRecord(record).ok());
+  coordinator->SetPinned(5, false);
+  EXPECT_FALSE(is_pinned());
+  EXPECT_FALSE(coordinator->Scan()->checkpoints.at(5).pinned);
+  EXPECT_TRUE(coordinator->CheckTarget("step_1").ok());
+}
+
 TEST_F(SharedRootStoreTest, RecordIsSeenByOtherNodes) {
   const Store coordinator = Open("a"), other = Open("b");
   SharedRunRecord record = coordinator->LoadRecord({}).value();

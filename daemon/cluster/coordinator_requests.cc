@@ -1,0 +1,217 @@
+#include "daemon/cluster/coordinator_requests.h"
+
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "daemon/etcd/etcd_errors.h"
+#include "daemon/etcd/etcd_requests.h"
+#include "daemon/ledger/keys/ledger_reasons.h"
+#include "daemon/ledger/state/found_messages.h"
+#include "storage/base/errors.h"
+
+namespace ckptd {
+namespace {
+
+using Reply = CoordinatorRequests::Reply;
+using Operations = std::vector<etcdserverpb::RequestOp>;
+
+Reply ReplyOf(const absl::Status& error) {
+  Reply reply;
+  reply.set_code(static_cast<int32_t>(error.code()));
+  reply.set_reason(ReasonOf(error));
+  reply.set_message(std::string(error.message()));
+  for (const auto& [name, value] : DetailsOf(error)) (*reply.mutable_details())[name] = value;
+  return reply;
+}
+
+absl::StatusOr<Reply> ResultOf(const Reply& reply) {
+  const auto code = static_cast<absl::StatusCode>(reply.code());
+  if (code == absl::StatusCode::kOk) return reply;
+  const ErrorDetails details(reply.details().begin(), reply.details().end());
+  if (reply.reason().empty()) return absl::Status(code, reply.message());
+  return MakeError(code, reply.reason(), reply.message(), details);
+}
+
+bool IsNotCoordinator(const absl::Status& error) { return ReasonOf(error) == ledger_reason::kNotCoordinator; }
+
+}  // namespace
+
+CoordinatorRequests::CoordinatorRequests(Etcd* etcd, Clock* clock, Options options, Hooks hooks)
+    : etcd_(etcd),
+      clock_(clock),
+      options_(std::move(options)),
+      hooks_(std::move(hooks)),
+      keys_(options_.prefix),
+      calls_(clock, absl::StrCat("run ", options_.run), options_.why_unregistered) {}
+
+void CoordinatorRequests::SetNode(const NodeIdentity* node) {
+  calls_.SetRegistered(false);
+  node_.reset();
+  own_ = nullptr;
+  for (auto& [number, pending] : std::exchange(pending_, {})) {
+    pending.done(
+        MakeError(absl::StatusCode::kUnavailable, ledger_reason::kUnavailable,
+                  absl::StrCat("this node has lost its registration in etcd before the coordinator of ",
+                               options_.run, " had answered: look whether it was done")));
+  }
+  if (node == nullptr) return;
+  node_ = *node;
+  calls_.SetRegistered(true);
+}
+
+void CoordinatorRequests::OnTick() {
+  calls_.OnTick();
+  const Instant now = clock_->Now();
+  std::vector<int64_t> given_up;
+  for (auto& [number, pending] : pending_) {
+    if (hooks_.has_coordinator()) pending.patient_until = now + options_.patience;
+    if (!pending.withdrawn && now >= pending.patient_until) given_up.push_back(number);
+  }
+  for (const int64_t number : given_up) {
+    Withdraw(number,
+             MakeError(absl::StatusCode::kUnavailable, ledger_reason::kUnavailable,
+                       absl::StrCat("no node coordinates ", options_.run,
+                                    ", so the request is withdrawn; look at ckptctl status on its nodes")));
+  }
+}
+
+// ---- from this node
+
+void CoordinatorRequests::Ask(Request request, Done done) {
+  if (!leadership_) return Send(std::move(request), std::move(done));
+  hooks_.serve(request, [this, request, done = std::move(done)](absl::StatusOr<Reply> answer) mutable {
+    if (IsNotCoordinator(answer.status())) return Send(std::move(request), std::move(done));
+    done(std::move(answer));
+  });
+}
+
+void CoordinatorRequests::Send(Request request, Done done) {
+  // Without a registration it waits for one.
+  const int64_t number = ++last_number_;
+  calls_.Ask<absl::Status>(
+      "to ask the coordinator of", clock_->Now() + options_.patience,
+      [this, number, request](LedgerCalls::Answer<absl::Status> written) {
+        Request named = request;
+        named.set_registration(node_->value);
+        CompareAndSwap swap;
+        const std::string key = keys_.Request(node_->name, number);
+        swap.ranges = {{key}};
+        swap.held = {node_->Held()};
+        swap.decide = [key, named, lease = node_->lease](const CompareAndSwap::Found& found) {
+          if (FirstOf<Request>(found[0]).registration() == named.registration()) return Operations();
+          return Operations{Put(key, named.SerializeAsString(), lease)};
+        };
+        swap.purpose = absl::StrCat("asking the coordinator of run ", options_.run);
+        SwapIn(etcd_, std::move(swap), std::move(written));
+      },
+      [this, number, done = std::move(done)](const absl::Status& written) mutable {
+        if (!written.ok()) return done(written);
+        Pending& pending = pending_[number];
+        pending.done = std::move(done);
+        pending.patient_until = clock_->Now() + options_.patience;
+        if (own_ != nullptr) return OnOwnKey(number, own_->Find(keys_.Request(node_->name, number)));
+        own_ = std::make_unique<EtcdMirror>(
+            etcd_, keys_.Requests(node_->name),
+            absl::StrCat("waiting for the coordinator of run ", options_.run),
+            [this](const std::vector<std::string>& keys) { OnOwnKeys(keys); },
+            [this](const absl::Status& why) { hooks_.ended(why); });
+        own_->Start();
+      });
+}
+
+void CoordinatorRequests::OnOwnKeys(const std::vector<std::string>& keys) {
+  for (const std::string& key : keys) {
+    int64_t number = 0;
+    if (own_ == nullptr || !absl::SimpleAtoi(LastPartOf(key), &number)) continue;
+    OnOwnKey(number, own_->Find(key));
+  }
+}
+
+void CoordinatorRequests::OnOwnKey(int64_t number, const std::string* value) {
+  Request request;
+  if (!pending_.contains(number) || value == nullptr || !request.ParseFromString(*value)) return;
+  if (request.registration() == node_->value && request.has_answer()) End(number, ResultOf(request.answer()));
+}
+
+void CoordinatorRequests::End(int64_t number, absl::StatusOr<Reply> answer) {
+  Pending ended = std::move(pending_.at(number));
+  pending_.erase(number);
+  ended.done(std::move(answer));
+}
+
+// A coordinator that comes later does not carry it out. The answer comes with the key: it may be that of a
+// coordinator which was faster.
+void CoordinatorRequests::Withdraw(int64_t number, const absl::Status& why) {
+  pending_.at(number).withdrawn = true;
+  WriteAnswer(keys_.Request(node_->name, number), node_->value, ReplyOf(why), node_->Held(),
+              clock_->Now() + options_.patience, [this, number](const absl::Status& written) {
+                if (!written.ok() && pending_.contains(number)) End(number, written);
+              });
+}
+
+// ---- on the coordinator
+
+void CoordinatorRequests::SetLeadership(const CompareAndSwap::Held* leadership) {
+  leading_.reset();
+  leadership_.reset();
+  all_ = nullptr;
+  serving_.clear();
+  if (leadership == nullptr) return;
+  leading_.emplace();
+  leadership_ = *leadership;
+  all_ = std::make_unique<EtcdMirror>(
+      etcd_, keys_.Requests(), absl::StrCat("following the requests of operators to run ", options_.run),
+      [this](const std::vector<std::string>& keys) { OnAllKeys(keys); },
+      [this](const absl::Status& why) { hooks_.ended(why); });
+  all_->Start();
+}
+
+void CoordinatorRequests::OnAllKeys(const std::vector<std::string>& keys) {
+  const CallbackScope::Observer here(*leading_);
+  for (const std::string& key : keys) {
+    const std::string* const value = all_->Find(key);
+    Request request;
+    if (value == nullptr || !request.ParseFromString(*value) || request.has_answer()) {
+      serving_.erase(key);
+    } else if (serving_.insert(key).second) {
+      Serve(key, request);
+      if (here.ended()) return;
+    }
+  }
+}
+
+void CoordinatorRequests::Serve(const std::string& key, const Request& request) {
+  hooks_.serve(request, leading_->Guard([this, key, request](const absl::StatusOr<Reply>& answer) {
+    // The next coordinator, if it is another one, finds the request.
+    if (IsNotCoordinator(answer.status())) return;
+    WriteAnswer(key, request.registration(), answer.ok() ? *answer : ReplyOf(answer.status()), *leadership_,
+                Instant::max(), [](const absl::Status&) {});  // NOT_COORDINATOR: the next one carries it out.
+  }));
+}
+
+// The first answer stays. The key is never deleted: a late copy of the transaction that wrote it would bring
+// the request back.
+void CoordinatorRequests::WriteAnswer(const std::string& key, const std::string& registration,
+                                      const Reply& reply, const CompareAndSwap::Held& held, Instant deadline,
+                                      LedgerCalls::Answer<absl::Status> done) {
+  calls_.Ask<absl::Status>(
+      "to answer a request to", deadline,
+      [this, key, registration, reply, held](LedgerCalls::Answer<absl::Status> written) {
+        CompareAndSwap swap;
+        swap.ranges = {{key}};
+        swap.held = {held};
+        swap.decide = [key, registration, reply](const CompareAndSwap::Found& found) {
+          auto request = FirstOf<Request>(found[0]);
+          if (found[0].empty() || request.registration() != registration || request.has_answer())
+            return Operations();
+          *request.mutable_answer() = reply;
+          return Operations{Put(key, request.SerializeAsString(), found[0][0].lease())};
+        };
+        swap.purpose = absl::StrCat("answering a request to the coordinator of run ", options_.run);
+        SwapIn(etcd_, std::move(swap), std::move(written));
+      },
+      std::move(done));
+}
+
+}  // namespace ckptd

@@ -1,0 +1,109 @@
+// What operators ask of a run and only its coordinator carries out: from any node, through etcd.
+#ifndef CKPTD_DAEMON_CLUSTER_COORDINATOR_REQUESTS_H_
+#define CKPTD_DAEMON_CLUSTER_COORDINATOR_REQUESTS_H_
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "ckptd/ledger/v1/ledger.pb.h"
+#include "daemon/cluster/node/ledger_calls.h"
+#include "daemon/etcd/etcd.h"
+#include "daemon/etcd/etcd_mirror.h"
+#include "daemon/ledger/keys/compare_and_swap.h"
+#include "daemon/ledger/keys/keys.h"
+#include "daemon/ledger/nodes/node_identity.h"
+#include "storage/base/callback_scope.h"
+#include "storage/base/clock.h"
+
+namespace ckptd {
+
+// Sends this node's requests, and, while this node leads, serves those of all nodes. A request has a key
+// under its node's lease, so that it ends with its node's registration. A coordinator that ends before it has answered leaves
+// the request to the next one: so a request may be carried out twice, and must allow for that. Used on one
+// thread.
+class CoordinatorRequests {
+ public:
+  using Request = ledger::v1::CoordinatorRequest;
+  using Reply = ledger::v1::CoordinatorRequest::Answer;
+  using Done = absl::AnyInvocable<void(absl::StatusOr<Reply>)>;
+
+  struct Options {
+    std::string prefix;  // Of the run's keys, with the slash at its end.
+    std::string run;     // For messages.
+    Duration patience = std::chrono::seconds(30);
+    LedgerCalls::WhyUnregistered why_unregistered = nullptr;
+  };
+  struct Hooks {
+    // Carries the request out on this node, which leads. NOT_COORDINATOR: it has stepped down meanwhile.
+    std::function<void(const Request&, Done)> serve;
+    // Whether this node knows a coordinator of the run.
+    std::function<bool()> has_coordinator;
+    // Etcd refuses to show the requests: an error of EtcdMirror.
+    std::function<void(const absl::Status& why)> ended;
+  };
+  // `etcd` and `clock` must outlive it.
+  CoordinatorRequests(Etcd* etcd, Clock* clock, Options options, Hooks hooks);
+
+  // The present registration; null: none. Requests under way get LEDGER_UNAVAILABLE.
+  void SetNode(const NodeIdentity* node);
+  // This node leads; null: not any more.
+  void SetLeadership(const CompareAndSwap::Held* leadership);
+  void OnTick();
+  bool idle() const { return pending_.empty(); }
+
+  // Answers with the coordinator's answer, or its error. There is no deadline while a coordinator is known:
+  // it may have to wait for readers. LEDGER_UNAVAILABLE if none is for as long as the patience: then nothing
+  // was done. Also if etcd does not answer for that long, or if this node's registration ends: then it was
+  // done, or is, or not.
+  void Ask(Request request, Done done);
+
+ private:
+  struct Pending {
+    Done done;
+    bool withdrawn = false;
+    Instant patient_until{};
+  };
+
+  void Send(Request request, Done done);
+  void OnOwnKeys(const std::vector<std::string>& keys);
+  void OnOwnKey(int64_t number, const std::string* value);
+  void End(int64_t number, absl::StatusOr<Reply> answer);
+  void Withdraw(int64_t number, const absl::Status& why);
+  void OnAllKeys(const std::vector<std::string>& keys);
+  void Serve(const std::string& key, const Request& request);
+  void WriteAnswer(const std::string& key, const std::string& registration, const Reply& reply,
+                   const CompareAndSwap::Held& held, Instant deadline,
+                   LedgerCalls::Answer<absl::Status> done);
+
+  Etcd* const etcd_;
+  Clock* const clock_;
+  const Options options_;
+  const Hooks hooks_;
+  const LedgerKeys keys_;
+  LedgerCalls calls_;
+
+  // Of the present registration.
+  std::optional<NodeIdentity> node_;
+  std::map<int64_t, Pending> pending_;  // By number.
+  int64_t last_number_ = 0;
+  std::unique_ptr<EtcdMirror> own_;  // The keys of this node, while a request is under way.
+
+  // Of the present leadership.
+  std::optional<CompareAndSwap::Held> leadership_;
+  std::unique_ptr<EtcdMirror> all_;
+  std::set<std::string> serving_;  // Keys of requests that are being carried out.
+  std::optional<CallbackScope> leading_;
+};
+
+}  // namespace ckptd
+#endif  // CKPTD_DAEMON_CLUSTER_COORDINATOR_REQUESTS_H_
