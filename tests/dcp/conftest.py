@@ -4,6 +4,7 @@ import os
 import pathlib
 
 import pytest
+from job_nodes import nodes, pair_of_nodes  # noqa: F401
 
 from harness import Trainer
 from harness.rank_fixtures import alone, launch, root  # noqa: F401
@@ -12,7 +13,7 @@ from harness.session_fixtures import *  # noqa: F403
 _NUM_PROCESSES = 4
 
 
-def _start_processes(endpoint, number):
+def _start_processes(endpoints):
     imports = (
         "import torch.distributed as dist, torch.distributed.checkpoint as dcp, ckptd.dcp, dcp_states as states\n"
         "from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter\n"
@@ -20,7 +21,7 @@ def _start_processes(endpoint, number):
     )
     path = os.pathsep.join([str(pathlib.Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     environment = {"CKPTD_TEST_IMPORTS": imports, "PYTHONPATH": path}
-    made = [Trainer(endpoint, environment) for _ in range(number)]
+    made = [Trainer(endpoint, environment) for endpoint in endpoints]
     for process in made:
         process.start("None")
     for process in made:
@@ -29,8 +30,8 @@ def _start_processes(endpoint, number):
 
 
 @pytest.fixture(scope="session")
-def processes(daemon):
-    made = _start_processes(daemon.endpoint, _NUM_PROCESSES)
+def processes(nodes):  # noqa: F811
+    made = _start_processes([nodes.endpoint(rank) for rank in range(_NUM_PROCESSES)])
     yield made
     for process in made:
         process.close()
@@ -42,7 +43,7 @@ def start_processes():
     made = []
 
     def start(endpoint, number):
-        made.extend(_start_processes(endpoint, number))
+        made.extend(_start_processes([endpoint] * number))
         return made[-number:]
 
     yield start

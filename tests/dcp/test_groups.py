@@ -4,9 +4,11 @@ import os
 
 import ckptd
 import pytest
+from job_nodes import ON_ONE_AND_TWO_NODES
 
 from harness.ranks import Ranks
 
+pytestmark = ON_ONE_AND_TWO_NODES
 STATE = "states.sharded_state({seed}, states.DeviceMesh.from_group(group, 'cpu'))"
 SAVES = {
     "dcp.save": "dcp.save({state}, storage_writer=Writer({path!r}), process_group=group)",
@@ -51,9 +53,11 @@ def test_ranks_of_a_group_save_without_the_others(launch, root, save, members):
 
 
 @pytest.mark.parametrize("save", SAVES)
-def test_group_saves_before_the_job_does(launch, root, save):
+@pytest.mark.parametrize("members", [(1, 2), (2,)])
+def test_group_saves_before_the_job_does(launch, root, save, members):
     ranks = launch(3)
-    (some,) = groups(ranks, (1, 2))
+    (some,) = groups(ranks, members)
+    ranks.do("ckptd.dcp.configure()")  # On several nodes all ranks tell where they are; torchrun and srun do so, too.
     some.do(SAVES[save].format(state=STATE.format(seed=1), path=root + "/some-1"))
     ranks.do(f"dcp.save({{'w': torch.ones(3)}}, storage_writer=Writer({root + '/whole-2'!r}))")
     assert tags(root) == ["some-1", "whole-2"]

@@ -5,6 +5,7 @@ import os
 import pathlib
 
 import pytest
+from job_nodes import nodes, pair_of_nodes  # noqa: F401
 
 from harness import Ranks, Trainer
 from harness.session_fixtures import *  # noqa: F403
@@ -13,7 +14,7 @@ _START_SECONDS = 180
 _numbers = itertools.count()
 
 
-def start_ranks(daemon, folder, world_size):
+def start_ranks(places, folder, world_size):
     """Starts the processes of a job, with one process group until their end."""
     imports = (
         "import signal, torch.distributed as dist, ckptd.deepspeed, ds_states as states\n"
@@ -22,7 +23,7 @@ def start_ranks(daemon, folder, world_size):
     path = os.pathsep.join([str(pathlib.Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     environment = {"CKPTD_TEST_IMPORTS": imports, "PYTHONPATH": path}
     store = os.path.join(folder, f"launch-{next(_numbers)}")
-    made = Ranks([Trainer(daemon.endpoint, environment) for _ in range(world_size)])
+    made = Ranks([Trainer(places.endpoint(rank), environment) for rank in range(world_size)])
     for rank, process in enumerate(made.processes):
         process.start(f"states.join({store!r}, {rank}, {world_size})")
     for process in made.processes:
@@ -36,8 +37,8 @@ def close(ranks):
 
 
 @pytest.fixture(scope="session")
-def shared_pair(daemon, session_folder):
-    made = start_ranks(daemon, session_folder, 2)
+def shared_pair(nodes, session_folder):  # noqa: F811
+    made = start_ranks(nodes, session_folder, 2)
     yield made
     close(made)
 
@@ -50,12 +51,12 @@ def pair(shared_pair):
 
 
 @pytest.fixture
-def new_ranks(daemon, session_folder):
+def new_ranks(nodes, session_folder):  # noqa: F811
     """Starts ranks that a test may kill: new_ranks(2)."""
     made = []
 
     def start(world_size):
-        made.append(start_ranks(daemon, session_folder, world_size))
+        made.append(start_ranks(nodes, session_folder, world_size))
         return made[-1]
 
     yield start
@@ -64,16 +65,16 @@ def new_ranks(daemon, session_folder):
 
 
 @pytest.fixture(scope="module")
-def jobs(daemon, session_folder, shared_pair):
+def jobs(nodes, session_folder, shared_pair):  # noqa: F811
     """Jobs of two, three and four ranks, by their number. The ranks are those of all tests of the module."""
-    made = {count: start_ranks(daemon, session_folder, count) for count in (3, 4)}
+    made = {count: start_ranks(nodes, session_folder, count) for count in (3, 4)}
     yield {2: shared_pair, **made}
     for ranks in made.values():
         close(ranks)
 
 
 @pytest.fixture
-def root(session_folder):
-    path = os.path.join(session_folder, f"ckpts-{next(_numbers)}")
+def root(nodes):  # noqa: F811
+    path = os.path.join(nodes.folder, f"ckpts-{next(_numbers)}")
     os.mkdir(path)
     return path

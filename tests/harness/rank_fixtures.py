@@ -1,5 +1,5 @@
-"""Fixtures of the folders whose tests share rank processes. A conftest.py that imports them has the fixture
-`processes`, and those of session_fixtures.py; the processes know the module `states`.
+"""Fixtures of the folders whose tests share rank processes. A conftest.py that imports them has the fixtures
+`processes` and `nodes`, and those of session_fixtures.py; the processes know the module `states`.
 """
 
 import itertools
@@ -26,7 +26,7 @@ def alone(processes):
 
 
 @pytest.fixture
-def root(session_folder):
-    path = os.path.join(session_folder, f"ckpts-{next(_numbers)}")
+def root(nodes):
+    path = os.path.join(nodes.folder, f"ckpts-{next(_numbers)}")
     os.mkdir(path)
     return path

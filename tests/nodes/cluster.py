@@ -1,4 +1,4 @@
-"""Three daemons that share a folder: each a node with a state directory, sockets and a name of its own."""
+"""Daemons that share a folder: each a node with a state directory, sockets and a name of its own."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ class Node(DaemonProgram):
         shared: pathlib.Path,
         wrapper: Sequence[str],
         killable: bool,
+        pool_bytes: int = 64 << 20,
     ) -> None:
         """`wrapper` is the command that runs the daemon and its ranks, such as one that enters a namespace. `killable`:
         each start has a `killer`.
@@ -47,7 +48,7 @@ class Node(DaemonProgram):
         members = " ".join(f'etcd_endpoints: "{endpoint}"' for endpoint in endpoints)
         super().__init__(
             folder,
-            "pool { bytes: 67108864 } metrics { port: -1 }\n"
+            f"pool {{ bytes: {pool_bytes} }} metrics {{ port: -1 }}\n"
             f'cluster {{ node_name: "{name}" {members} shared_folders: "{shared}"\n'
             f"  lease_seconds: {LEASE_SECONDS} node_grace_seconds: {GRACE_SECONDS}"
             f" etcd_timeout_seconds: {ETCD_TIMEOUT_SECONDS} }}\n",
@@ -79,16 +80,23 @@ class Node(DaemonProgram):
 class Cluster:
     """etcd and the nodes, at their places (places.py)."""
 
-    def __init__(self, folder: pathlib.Path, places: Places, killable: bool = False) -> None:
+    def __init__(
+        self,
+        folder: pathlib.Path,
+        places: Places,
+        killable: bool = False,
+        names: Sequence[str] = NAMES,
+        pool_bytes: int = 64 << 20,
+    ) -> None:
         self.shared = folder.resolve() / "shared"
         self.shared.mkdir()
         self.root = str(self.shared / "run")
         self.nodes: List[Node] = []
         self.etcd = EtcdMembers(places.etcd_addresses, places.etcd_wrapper)
         try:
-            for number, name in enumerate(NAMES):
+            for number, name in enumerate(names):
                 wrapper = places.node_wrapper(number, self.shared)
-                node = Node(folder / name, name, self.etcd.endpoints(), self.shared, wrapper, killable)
+                node = Node(folder / name, name, self.etcd.endpoints(), self.shared, wrapper, killable, pool_bytes)
                 self.nodes.append(node)
             self.wait_until_registered()
         except BaseException:

@@ -157,7 +157,7 @@ def test_incomplete_or_invalid_rank_is_refused(
 
 def launch(environment: Dict[str, str], **arguments: Any) -> str:
     answer = ask(environment, **arguments)
-    assert len(answer) == 5, answer
+    assert len(answer) == 6, answer
     assert 1 <= len(answer[3]) <= 500
     assert 1 <= len(answer[4]) <= 500
     return str(answer[3])

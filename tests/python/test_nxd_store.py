@@ -4,6 +4,7 @@ import threading
 import types
 
 import pytest
+from ckptd._adapters import store as exchanges
 from ckptd._membership import launch
 from ckptd.nxd import _store
 from ckptd.nxd._process import Process
@@ -16,7 +17,7 @@ class Store:
         self.texts, self.gone, self.rank = {}, False, 0
         group = types.SimpleNamespace(get_rank=lambda: self.rank, get_world_size=lambda: size)
         monkeypatch.setattr(launch, "process_group", lambda: group)
-        monkeypatch.setattr(_store, "_store", lambda: self)
+        monkeypatch.setattr(exchanges, "_store", lambda: self)
 
     def _reach(self):
         if self.gone:
@@ -25,6 +26,11 @@ class Store:
     def set(self, key, text):
         self._reach()
         self.texts[key] = text.encode()
+
+    def add(self, key, number):
+        self._reach()
+        self.texts[key] = str(int(self.texts.get(key, "0")) + number)
+        return int(self.texts[key])
 
     def get(self, key):
         self._reach()
@@ -51,7 +57,7 @@ def late(number, what):
 def test_ranks_that_have_not_begun_and_that_save_something_else_are_told_apart(store):
     for rank, begun in enumerate(["2 b in /r", "1 a in /r", "2 c in /r"]):
         store.rank = rank
-        _store.post("saving", begun)
+        exchanges.post("nxd/saving", begun)
     assert late(2, "b in /r") == ([1], ["rank 2 saves c in /r"])
     assert late(1, "a in /r") == ([], [])  # The others are ahead.
 
@@ -60,7 +66,7 @@ def test_log_says_nothing_where_no_rank_is_late(store, monkeypatch, caplog):
     monkeypatch.setattr(_store, "WARN_SECONDS", 0.0)
     for rank in range(3):
         store.rank = rank
-        _store.post("saving", "1 a in /r")
+        exchanges.post("nxd/saving", "1 a in /r")
     waiting = _store.LateRanks(1, "a in /r")
     with waiting:
         waiting._timer.join(10)
@@ -78,9 +84,27 @@ def test_store_that_has_gone_neither_ends_a_save_nor_hides_why_a_load_failed(sto
 
 
 def test_exchange_returns_the_texts_that_have_come(store, monkeypatch, caplog):
-    monkeypatch.setattr(_store, "WARN_SECONDS", 0.0)
+    monkeypatch.setattr(exchanges, "WARN_SECONDS", 0.0)
     store.rank = 2
-    _store.post("x", "two")
+    exchanges.give("x", "two")
     store.rank = 0
-    assert _store.exchange("x", "zero", 0.001, "answer") == {0: "zero", 2: "two"}
+    assert exchanges.exchange("x", "zero", 0.001, "answer") == {0: "zero", 2: "two"}
     assert "waited 0 s for ranks 1 to answer" in caplog.text
+
+
+def test_exchange_that_was_not_complete_goes_on_when_it_is_called_again(store, monkeypatch):
+    monkeypatch.setattr(exchanges, "WARN_SECONDS", 0.0)
+    assert exchanges.exchange("x", "zero", 0.001, "answer", [0, 2]) == {0: "zero"}
+    store.rank = 2
+    assert exchanges.exchange("x", "two", 0.001, "answer", [0, 2]) == {0: "zero", 2: "two"}
+    store.rank = 0
+    assert exchanges.exchange("x", "zero again", 0.001, "answer", [0, 2]) == {0: "zero", 2: "two"}
+
+
+def test_last_rank_of_an_exchange_completes_its_texts_for_all(store):
+    answers = []
+    for store.rank in (0, 2):
+        exchanges.give("x", str(store.rank), [0, 2], lambda found: {**found, 1: "of another"})
+    for store.rank in (0, 2):
+        answers.append(exchanges.exchange("x", "", 1, "answer", [0, 2]))
+    assert answers == [{0: "0", 1: "of another", 2: "2"}] * 2

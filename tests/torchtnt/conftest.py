@@ -4,6 +4,7 @@ import os
 import pathlib
 
 import pytest
+from job_nodes import nodes, pair_of_nodes  # noqa: F401
 
 from harness import Trainer
 from harness.rank_fixtures import alone, launch, root  # noqa: F401
@@ -21,14 +22,14 @@ _IMPORTS = (
 
 
 @pytest.fixture(scope="session")
-def start_processes(daemon):
+def start_processes(nodes):  # noqa: F811
     """Starts processes that end with the tests: start_processes(2). before: what they import first."""
     made = []
 
     def start(number, before=""):
         path = os.pathsep.join([str(FOLDER), str(FOLDER.parent / "dcp"), os.environ.get("PYTHONPATH", "")])
         environment = {"CKPTD_TEST_IMPORTS": f"{before}\n{_IMPORTS}", "PYTHONPATH": path}
-        started = [Trainer(daemon.endpoint, environment) for _ in range(number)]
+        started = [Trainer(nodes.endpoint(rank), environment) for rank in range(number)]
         made.extend(started)
         for process in started:
             process.start("None")

@@ -3,7 +3,7 @@
 import os
 import time
 import weakref
-from typing import Any, Optional, Union
+from typing import Any, Optional, Sequence, Union
 
 from ckptd import errors
 from ckptd._checkpoint_paths import has_manifest
@@ -94,6 +94,7 @@ class Client:
         takeover: bool = False,
         *,
         retention: Optional[Keep] = None,
+        local_ranks: Optional[Sequence[int]] = None,
     ) -> Run:
         """Joins the job's series of checkpoints in a directory.
 
@@ -113,6 +114,8 @@ class Client:
                 raises ``Refused`` with the reason ``RUN_IN_USE``
             retention (Keep, optional): which committed checkpoints to keep, if it is not only the last ones.
                 Default: all
+            local_ranks (Sequence[int], optional): the ranks on this node, this one among them, in a job on several
+                nodes. Default: what torchrun or ``srun`` list, else a block of ``$LOCAL_WORLD_SIZE`` ranks, else all
 
         If this process holds the rank already, the new Run takes it over, and the older one says so when it
         is used.
@@ -129,6 +132,7 @@ class Client:
             world_size,
             JoinOptions(run_id, attempt or 0, keep_of_arguments(retention, num_kept_ckpts), commit_timeout, takeover),
             keep_alive=self,
+            local_ranks=local_ranks,
         )
 
     def open(self, root: "Union[str, os.PathLike[str]]") -> DaemonRoot:

@@ -56,10 +56,11 @@ class Run(RetainedRun):
         world_size: Optional[int],
         options: JoinOptions,
         keep_alive: object,
+        local_ranks: Optional[Sequence[int]] = None,
     ) -> None:
         connection.check_usable()
         self.root = directory_path(root)
-        launch = find_launch(rank, world_size)
+        launch = find_launch(rank, world_size, local_ranks)
         self.rank = launch.rank
         self.world_size = launch.world_size
         ranks = launch.local_world_size or launch.world_size

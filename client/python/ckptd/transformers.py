@@ -128,6 +128,8 @@ class CheckpointCallback(transformers.TrainerCallback):  # type: ignore[misc]
         """
         args, state = trainer.args, trainer.state
         place = Place(os.path.abspath(output_dir), f"checkpoint-{state.global_step}")
+        if args.world_size > 1:
+            process.join(place.root, (), self._timeout)
         run = process.run(place.root, args.process_index, args.world_size)
         run.retention = self._retention or _keep(args.save_total_limit)
         metrics = {_BEST: float(state.best_global_step == state.global_step)}

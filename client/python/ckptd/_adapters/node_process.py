@@ -10,7 +10,7 @@ from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tu
 from ckptd import errors
 from ckptd._adapters.node_client import NodeClient, call_in_child
 from ckptd._checkpoint_paths import is_committed
-from ckptd._membership.launch import find_rank, process_group
+from ckptd._membership.launch import checked_rank, find_rank, process_group
 from ckptd._paths import directory_path
 from ckptd._run_reader import RunReader
 from ckptd._saving.save import Save
@@ -20,6 +20,7 @@ from ckptd.run import Run
 
 _log = logging.getLogger("ckptd")
 ADMISSION_SECONDS = 120.0  # How long a save of an adapter waits for room by default; Run.save() waits 30 s.
+MEET_SECONDS = 60.0  # How long a load waits for the other ranks before this one reads without knowing their nodes.
 _LOOK_SECONDS = 1.0  # How often a wait for saves looks whether a daemon answers.
 _NO_DAEMON_SECONDS = 120.0  # After so long without a daemon it ends: a service is back in seconds.
 
@@ -122,6 +123,7 @@ class Process:
             self.await_all(time.monotonic() + self.settings.timeout)
             self.settings = Settings(endpoint, commit_timeout, timeout, pool_bytes, Trust(weights_only, tuple(safe_globals)))
             self._disconnect()
+            self.announce()
 
     def close(self) -> None:
         """Disconnects, so that no thread and no private daemon is left, until the next use connects again.
@@ -137,6 +139,30 @@ class Process:
         self._client.close()
         self._client = NodeClient(self._name, self.settings.endpoint, self.settings.pool_bytes)
 
+    def announce(self) -> None:
+        """Tells the other ranks on which node this one is: those of a process group that save without it may need it."""
+        self._client.announce()
+
+    def meet(self, ranks: Tuple[int, ...], seconds: float) -> None:
+        """Learns on which nodes ranks of the process group are (empty: all): each of them calls it, before it reads.
+
+        If they cannot save together they read the disk, each for itself. seconds: to wait for the others.
+        """
+        try:
+            self._client.meet(ranks, seconds)
+        except errors.CkptdError as error:
+            _log.info("ckptd: checkpoints are read without a daemon: %s", error)
+
+    def join(self, root: str, ranks: Tuple[int, ...], seconds: float) -> Run:
+        """Returns the run of a root that ranks of the process group (ascending; empty: all) save to together. Each of
+        them calls it, before it copies anything.
+
+        Raises:
+            errors.CkptdError: they cannot, on all of them, with what to do.
+        """
+        root = os.path.realpath(root)
+        return self._client.join(root, ranks, seconds, lambda: self.run(root, *checked_rank()))
+
     def run(self, root: str, rank: Optional[int] = None, world_size: Optional[int] = None) -> Run:
         """Returns the run of a root, joined at the first use. rank, world_size: by default those of the job."""
         group, root = self.group(), os.path.realpath(root)
@@ -147,8 +173,13 @@ class Process:
                 (None, None),
                 (joined.rank, joined.world_size),
             ):
+                is_of_job = group is not None and checked_rank(rank, world_size) == checked_rank()
                 run = self._client.connected().run(
-                    root, rank=rank, world_size=world_size, commit_timeout=self.settings.commit_timeout
+                    root,
+                    rank=rank,
+                    world_size=world_size,
+                    commit_timeout=self.settings.commit_timeout,
+                    local_ranks=self._client.local_ranks() if is_of_job else None,
                 )
                 joined = self._runs[root] = _Joined(group, run.rank, run.world_size, run, _directory(root))
             return joined.run
@@ -185,20 +216,27 @@ class Process:
         as_rank: all ranks of the job save to the root.
 
         A process that is alone reads as no rank of the job, until it saves: it may be an evaluation beside a job that
-        trains, or the parent of that job's ranks. The ranks of a launch join, so that what they read stays the newest.
+        trains, or the parent of that job's ranks. The ranks of a launch join once they have met, so that what they read
+        stays the newest.
         """
         with self._lock:
             is_joined = os.path.realpath(root) in self._runs
         if not is_joined and not (os.path.isdir(os.path.join(root, ".ckptd")) and self._client.finds_daemon()):
             return None
         try:
-            if is_joined or (as_rank and find_rank()[1] > 1):
+            if is_joined or (as_rank and self._is_known_rank()):
                 return self.run(root)
             with self._lock:
                 return self._client.connected().open(os.path.realpath(root))
         except (errors.Refused, errors.Unavailable) as error:
             _log.info("ckptd: %s is read without a daemon: %s", root, error)
             return None
+
+    def _is_known_rank(self) -> bool:
+        """Returns whether this process is one of several ranks whose nodes are known."""
+        if find_rank()[1] == 1:
+            return False
+        return self.group() is None or self._client.knows_ranks()
 
     # ---- saves in flight
 

@@ -76,7 +76,8 @@ def gloo_group(group: Any) -> Iterator[Any]:
     if not is_distributed() or dist.get_backend(group) == dist.Backend.GLOO:
         yield group
         return
-    made = dist.new_group(timeout=_GLOO_TIMEOUT, backend=dist.Backend.GLOO)
+    ranks = None if group is None else dist.get_process_group_ranks(group)
+    made = dist.new_group(ranks, _GLOO_TIMEOUT, dist.Backend.GLOO, use_local_synchronization=ranks is not None)
     try:
         yield made
     finally:

@@ -7,7 +7,7 @@ Never starts a collective: a rank that is missing must not block the others here
 import datetime
 import os
 import sys
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional, Sequence, Tuple
 
 from ckptd import errors
 
@@ -27,28 +27,74 @@ class Launch(NamedTuple):
     local_world_size: int  # Ranks on this node; 0 if all of them are, as far as is known.
     launch_id: str  # The same on all ranks of a launch; at most 500 characters.
     job: str = ""  # The same in all launches of one job, as far as is known; at most 500 characters.
+    local_ranks: Tuple[int, ...] = ()  # The ranks on this node, ascending; empty: a block of local_world_size ranks.
 
 
-def find_launch(rank: Optional[int] = None, world_size: Optional[int] = None) -> Launch:
+def find_launch(
+    rank: Optional[int] = None, world_size: Optional[int] = None, local_ranks: Optional[Sequence[int]] = None
+) -> Launch:
     """Returns this process's place in its launch.
 
     The arguments come first, then the process group, then $RANK and $WORLD_SIZE, then rank 0 of 1.
+
+    Args:
+        local_ranks: the ranks on this node. None: as the launcher's environment has them.
+
+    Raises:
+        errors.Refused: the rank is not known or does not fit the world size.
+    """
+    rank, world_size = checked_rank(rank, world_size)
+    group = process_group()
+    listed = ranks_by_launcher(rank, world_size) if local_ranks is None else tuple(sorted(set(local_ranks)))
+    if listed and (rank not in listed or not 0 <= listed[0] <= listed[-1] < world_size):
+        raise errors.invalid(
+            f"local_ranks is {list(listed)}; it must name the ranks of this node, rank {rank} among them, of [0, {world_size})"
+        )
+    local = len(listed) % world_size if listed else _local_world_size(world_size)
+    launch_id = _launch_id(group, world_size) if local == 0 else _launch_id_of_nodes(group)
+    return Launch(rank, world_size, local, launch_id, _job_id(), listed if local else ())
+
+
+def ranks_by_launcher(rank: int, world_size: int) -> Tuple[int, ...]:
+    """Returns the ranks on this node as srun or torchrun list them, ascending; empty if neither does.
+
+    srun may assign them to nodes in any way. torchrun gives each node one block, of any size.
+    """
+    environment = os.environ
+    tasks = environment.get("SLURM_GTIDS", "")
+    if tasks and (_number_in("SLURM_PROCID"), _number_in("SLURM_STEP_NUM_TASKS")) == (rank, world_size):
+        found = tuple(sorted(int(task) for task in tasks.split(",") if task.isdigit()))
+        return found if rank in found and found[-1] < world_size else ()
+    if "TORCHELASTIC_RUN_ID" in environment and (_number_in("RANK"), _number_in("WORLD_SIZE")) == (rank, world_size):
+        place, count = _number_in("LOCAL_RANK"), _number_in("LOCAL_WORLD_SIZE")
+        if place is not None and count is not None and 0 <= place < count and place <= rank <= world_size - (count - place):
+            return tuple(range(rank - place, rank - place + count))
+    return ()
+
+
+def block_by_launcher(rank: int, world_size: int) -> Tuple[int, ...]:
+    """Returns the block of $LOCAL_WORLD_SIZE ranks (or another launcher's number) that holds a rank; empty if there is none."""
+    local = next(filter(None, map(_number_in, _LOCAL_SIZES)), 0)
+    if not 0 < local < world_size or world_size % local:
+        return ()
+    return tuple(range(rank // local * local, rank // local * local + local))
+
+
+def checked_rank(rank: Optional[int] = None, world_size: Optional[int] = None) -> "tuple[int, int]":
+    """Returns (rank, world size): the arguments, or where both are None what find_rank() returns.
 
     Raises:
         errors.Refused: the rank is not known or does not fit the world size.
     """
     if (rank is None) != (world_size is None):
         raise errors.invalid(f"rank={rank} and world_size={world_size} were given; give both or neither")
-    group = process_group()
     if rank is None or world_size is None:
         rank, world_size = find_rank()
     if world_size < 1 or not 0 <= rank < world_size:
         raise errors.invalid(
             f"rank is {rank} and world_size is {world_size}; 0 <= rank < world_size must hold"
         )
-    local = _local_world_size(world_size)
-    launch_id = _launch_id(group, world_size) if local == 0 else _launch_id_of_nodes(group)
-    return Launch(rank, world_size, local, launch_id, _job_id())
+    return rank, world_size
 
 
 def find_rank() -> "tuple[int, int]":
@@ -175,7 +221,7 @@ def _job_id() -> str:
 
 def _parent() -> str:
     """Returns a text that identifies the parent process among all of this machine."""
-    return f"parent-{_boot_id()}-{os.getppid()}-{_start_time(os.getppid())}"
+    return f"parent-{boot_id()}-{os.getppid()}-{_start_time(os.getppid())}"
 
 
 _process = (0, "")  # Its id, and what process_id() returns in it.
@@ -234,7 +280,7 @@ def _from_scheduler() -> str:
     return ""
 
 
-def _boot_id() -> str:
+def boot_id() -> str:
     """Returns the kernel's id of this boot; empty if it cannot be read."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:

@@ -214,6 +214,7 @@ class Membership:
             rank=self.rank,
             world_size=self.world_size,
             local_world_size=self.launch.local_world_size,
+            local_ranks=self.launch.local_ranks,
             launch_id=self.launch.launch_id,
             attempt=self._options.attempt,
             process=process_id(),

@@ -34,6 +34,7 @@ def install(**options: Any) -> None:
     if not _patches:
         for module, name in _names.references():
             _patches.replace(module, name, _REPLACEMENTS[name])
+    process.announce()
 
 
 def uninstall() -> None:

@@ -127,25 +127,43 @@ def planner_of_save() -> Any:
     return _locals_of_save().get("planner")
 
 
-def ranks_of_save() -> Tuple[int, ...]:
-    """Returns ranks_of() the process group of the call of DCP's save() that this thread is in; empty if it is not found.
+def members_of_save(writer: Any) -> Tuple[int, ...]:
+    """Returns members() of the call of DCP's save() that this thread is in; empty if it is not found, or has another writer.
 
-    DCP does not give it to a writer.
+    DCP does not tell a writer.
     """
     found = _locals_of_save()
-    return ranks_of(found.get("process_group"), bool(found.get("no_dist")))
+    return _members_of_call(found) if found.get("storage_writer") is writer else ()
 
 
-def ranks_of(process_group: Any, no_dist: bool) -> Tuple[int, ...]:
-    """Returns the ranks of a process group, ascending; empty if all ranks save, or this one without the others."""
-    if process_group is None or no_dist or not is_distributed():
+def members_of_load() -> Tuple[int, ...]:
+    """Returns members() of the call of DCP's load() that this thread is in; empty if it is not found."""
+    found = _locals_of_load()
+    return _members_of_call(found) if found else ()
+
+
+def _members_of_call(found: Dict[str, Any]) -> Tuple[int, ...]:
+    return members(found.get("process_group"), bool(found.get("no_dist")))
+
+
+def members(process_group: Any, no_dist: bool) -> Tuple[int, ...]:
+    """Returns the ranks of the job that save or load together, ascending; empty: this one without the others."""
+    if no_dist or not is_distributed() or process_group is dist.GroupMember.NON_GROUP_MEMBER:
         return ()
-    ranks = tuple(dist.get_process_group_ranks(process_group))
-    return ranks if len(ranks) < dist.get_world_size() else ()
+    return tuple(sorted(dist.get_process_group_ranks(process_group or dist.group.WORLD)))
+
+
+def ranks_of(together: Tuple[int, ...]) -> Tuple[int, ...]:
+    """Returns these members(), or nothing if they are all ranks of the job."""
+    return together if together and len(together) < dist.get_world_size() else ()
 
 
 def _locals_of_save() -> Dict[str, Any]:
     return _locals_of(getattr(getattr(state_dict_saver, "_save_state_dict", None), "__code__", None))
+
+
+def _locals_of_load() -> Dict[str, Any]:
+    return _locals_of(getattr(getattr(state_dict_loader, "_load_state_dict", None), "__code__", None))
 
 
 def _locals_of(code: Any) -> Dict[str, Any]:
@@ -158,8 +176,7 @@ def _locals_of(code: Any) -> Dict[str, Any]:
 
 def planner_of_load() -> Any:
     """Returns the planner of the call of DCP's load() that this thread is in; None if it is not found."""
-    code = getattr(getattr(state_dict_loader, "_load_state_dict", None), "__code__", None)
-    return _locals_of(code).get("planner")
+    return _locals_of_load().get("planner")
 
 
 def with_own_cache(planner_: Any) -> Any:

@@ -19,7 +19,7 @@ from ckptd._torch.reading import key_prefix
 from ckptd.dcp import _directory, _names
 from ckptd.dcp._hugging_face import safetensors
 from ckptd.dcp._metadata import CheckedPlanner, check_object, load_metadata
-from ckptd.dcp._process import Place, place_of, process
+from ckptd.dcp._process import MEET_SECONDS, Place, place_of, process
 from ckptd.dcp._slices import SliceReader
 from ckptd.restore import Checkpoint
 
@@ -78,6 +78,9 @@ class Reader(StorageReader):
 
     def _open_and_read(self, *args: Any, **kwargs: Any) -> Metadata:
         if self._checkpoint is None and self._stock is None:
+            together = _names.members_of_load()
+            if len(together) > 1 and self._use_daemon:
+                process.meet(together, MEET_SECONDS)
             self._checkpoint = process.open(self._place, self._use_daemon)
             if self._checkpoint is None:
                 path = _directory.readable(self._place)

@@ -60,13 +60,15 @@ def save(state_dict: Any, writer: Any, process_group: Any = None, no_dist: bool 
     Raises:
         CheckpointException: the save has failed.
     """
+    together = _names.members(process_group, no_dist)
+    writer.join(together)
     state = {key: _state_of(value) for key, value in state_dict.items()}
     again = _prepare(state, writer, process_group, no_dist)
     offers = _exchange(again.offer if again is not None else _Offer(None, None), process_group, no_dist)
     if again is not None and all(offer.key == again.offer.key for offer in offers):
         try:
             exchange = functools.partial(_exchange, process_group=process_group, no_dist=no_dist)
-            return again.save(writer, offers, _names.ranks_of(process_group, no_dist), exchange)
+            return again.save(writer, offers, together, exchange)
         except Exception as error:  # The type of error that DCP raises.
             rank, _ = _place(process_group, no_dist)
             raise CheckpointException("save", {rank: (error, traceback.extract_tb(error.__traceback__))}) from error
@@ -80,8 +82,8 @@ def _state_of(value: Any) -> Any:
 
 def _save_with_planning(state: Any, writer: Any, process_group: Any, no_dist: bool) -> Optional[Metadata]:
     planner, record = StatePlanner(), SaveRecord()
-    ranks = _names.ranks_of(process_group, no_dist)
-    writer.save_recorded(state, record, planner, process_group, not _is_distributed(process_group, no_dist), ranks)
+    together = _names.members(process_group, no_dist)
+    writer.save_recorded(state, record, planner, process_group, not _is_distributed(process_group, no_dist), together)
     form = form_of(planner)
     if form is not None:
         _kept.appendleft(_Kept(form, writer.options.file_count, record))
@@ -108,14 +110,14 @@ class _Again:
         if self._places != self._kept.places:
             self.offer = _Offer(self._kept.key, files.results)
 
-    def save(self, writer: Any, offers: List[_Offer], ranks: Tuple[int, ...], exchange: Any) -> Optional[Metadata]:
-        """Saves, when all ranks have agreed to it."""
+    def save(self, writer: Any, offers: List[_Offer], members: Tuple[int, ...], exchange: Any) -> Optional[Metadata]:
+        """Saves, when all ranks have agreed to it. members: those ranks of the job."""
         kept = self._kept
         if any(offer.results is not None for offer in offers):
             kept.version, kept.pickled = kept.version + 1, None
             kept.places, kept.forms = self._places, self._forms
             kept.results = [offer.results or before for offer, before in zip(offers, kept.results)]
-        storage_meta = writer.save_again(kept.plan.storage_data, ranks, self._images, self._pickled_metadata, exchange)
+        storage_meta = writer.save_again(kept.plan.storage_data, members, self._images, self._pickled_metadata, exchange)
         metadata = copy.copy(kept.metadata)
         if metadata is not None:
             metadata.storage_meta = storage_meta

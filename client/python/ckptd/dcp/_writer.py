@@ -19,6 +19,7 @@ from torch.futures import Future
 from ckptd import errors
 from ckptd._adapters.node_process import ADMISSION_SECONDS
 from ckptd._adapters.ranks import is_distributed
+from ckptd._membership.launch import checked_rank
 from ckptd._paths import step_of
 from ckptd._saving.part import Part
 from ckptd._saving.save import LevelName, Save
@@ -59,7 +60,7 @@ class _Saving(threading.local):
     place: Optional[Place] = None  # The argument of reset(); None: the Writer's own.
     number = 0  # Numbers the saves of this place, the same on all ranks.
     save_id = ""
-    ranks: Tuple[int, ...] = ()  # The ranks of the job that save; empty: all.
+    members: Tuple[int, ...] = ()  # The ranks of the job that save together; empty: this one without the others.
     rank: Optional[int] = None  # This rank in the process group.
     use_collectives = True
     part: Optional[Part] = None  # Open until the metadata is added, on the rank that writes that.
@@ -160,11 +161,12 @@ class Writer(StorageWriter, Stager):
     def storage_meta(self) -> StorageMeta:
         """Returns the ids of the checkpoint and of this save, which it begins: DCP calls it first, on every rank."""
         if self._now.record is None:  # Otherwise save_recorded() has set them, from its arguments.
-            self._now.ranks = _names.ranks_of_save()
+            self._now.members = _names.members_of_save(self)
+        self.join(self._now.members)
         return self._begin()
 
     def _begin(self) -> StorageMeta:
-        self._now.number = process.count(self._place, self._now.ranks)
+        self._now.number = process.count(self._place, self._ranks)
         self._now.save_id = str(uuid.uuid4())
         return self._meta()
 
@@ -192,7 +194,7 @@ class Writer(StorageWriter, Stager):
 
     def _own_assignment(self) -> Assignment:
         """Returns that of a rank that saves without collectives."""
-        return Assignment(self._now.rank or 0, len(self._now.ranks) or _world_size(), self._now.save_id)
+        return Assignment(self._now.rank or 0, len(self._now.members) or _world_size(), self._now.save_id)
 
     def check_overwrite(self) -> None:
         """Raises RuntimeError if a checkpoint is there and ``overwrite=False`` was given."""
@@ -264,8 +266,22 @@ class Writer(StorageWriter, Stager):
 
     @property
     def checkpoint_id(self) -> str:
-        """The absolute path of the checkpoint."""
+        """The absolute path of the checkpoint.
+
+        DCP's save() asks for it first, on every rank, where an error is not yet one of the many in a CheckpointException:
+        ranks that cannot save together raise theirs here.
+        """
+        self.join(_names.members_of_save(self))
         return self._place.path
+
+    def join(self, members: Tuple[int, ...]) -> None:
+        """Joins the run together with the ranks of this save: each of them calls it. No-op the second time.
+
+        Raises:
+            CkptdError: they cannot save to this root together; on all of them.
+        """
+        if members:
+            process.join(self._place.root, members, self.options.timeout)
 
     # ---- the files
 
@@ -305,6 +321,11 @@ class Writer(StorageWriter, Stager):
     def _place(self) -> Place:
         return self._now.place or self._path
 
+    @property
+    def _ranks(self) -> Tuple[int, ...]:
+        """The ranks of the job that save; empty: all."""
+        return _names.ranks_of(self._now.members)
+
     def __getstate__(self) -> Dict[str, Any]:
         raise TypeError(
             "a ckptd.dcp.Writer cannot go to another process: use dcp.async_save with AsyncCheckpointerType.THREAD, or call "
@@ -318,14 +339,14 @@ class Writer(StorageWriter, Stager):
         planner: SavePlanner,
         process_group: Any,
         no_dist: bool,
-        ranks: Tuple[int, ...],
+        members: Tuple[int, ...],
     ) -> None:
         """Saves through DCP and fills a record. The coordinator does not send the metadata to the other ranks.
 
         Args:
-            ranks: of the job, those that save; empty: all.
+            members: the ranks of the job that save together; empty: this one without the others.
         """
-        self._now.record, self._now.ranks = record, ranks
+        self._now.record, self._now.members = record, members
         try:
             _names.save_state(state_dict, self, planner, process_group, no_dist)
         finally:
@@ -334,7 +355,7 @@ class Writer(StorageWriter, Stager):
     def save_again(
         self,
         assignment: Assignment,
-        ranks: Tuple[int, ...],
+        members: Tuple[int, ...],
         images: Dict[str, Any],
         pickled: "Callable[[], _names.MetadataPickle]",
         exchange: "Callable[[Optional[str]], List[Optional[str]]]",
@@ -345,12 +366,12 @@ class Writer(StorageWriter, Stager):
 
         Args:
             assignment: this rank's place among those that save.
-            ranks: of the job, those that save; empty: all.
+            members: the ranks of the job that save together; empty: this one without the others.
             images: this rank's files.
             pickled: returns the metadata. Only the coordinator calls it; an error there ends the save on all ranks.
             exchange: sends all ranks why this one has failed, or None, and returns what each has sent.
         """
-        self._now.ranks = ranks
+        self._now.members = members
         meta = self._begin()
         self.set_up_storage_writer(assignment.rank == 0, rank=assignment.rank, use_collectives=True)
 
@@ -386,9 +407,10 @@ class Writer(StorageWriter, Stager):
 
     def _upload(self, assignment: Assignment, files: Any) -> None:
         """Copies this rank's files into the daemon's memory. Seals them where nothing is to be added."""
-        ranks = self._now.ranks
+        ranks = self._ranks
         # A launch has one number of ranks: those of a process group join as what they are in the job.
-        run = process.run(self._place.root) if ranks else process.run(self._place.root, assignment.rank, assignment.world_size)
+        place = checked_rank() if self._now.members else (assignment.rank, assignment.world_size)
+        run = process.run(self._place.root, *place)
         run.retention = self.options.keep
         run._membership.advance_ordinal(self._place.tag, self._now.number, ranks)
         options = self.options

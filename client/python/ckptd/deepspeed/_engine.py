@@ -109,7 +109,7 @@ class CheckpointEngine(_hooks.HookedEngine):
             self._saving = _Saving(Place(os.path.abspath(getattr(info, "save_dir", "")), tag), None)
             return
         place = Place(os.path.abspath(asked.save_dir), tag)
-        run = process.run(place.root)
+        run = process.join(place.root, (), self._timeout)
         run.retention = self._keep
         pointers = {_LATEST: tag} if asked.save_latest else {}
         part = run.begin(tag, step=asked.step, pointers=pointers, timeout=self._timeout, stage=self._stage)

@@ -13,7 +13,7 @@ from ckptd._checkpoint_paths import is_committed, warn_unverified
 from ckptd._paths import open_regular
 from ckptd.deepspeed import _classes, _names, _universal, _whole_weights
 from ckptd.deepspeed._needed import needed_files
-from ckptd.deepspeed._process import Place, await_sealed, process
+from ckptd.deepspeed._process import MEET_SECONDS, Place, await_sealed, process
 from ckptd.deepspeed._resharding.reshard import Resharded, reshard
 from ckptd.deepspeed._saved_parts import Files
 from ckptd.restore import Checkpoint, has_pointer, open_root
@@ -141,6 +141,7 @@ def load_checkpoint(
         errors.Refused: it was saved by another number of ranks, and is not of this model. No engine has changed.
     """
     root, tag = os.path.abspath(asked.arguments["load_dir"]), asked.arguments["tag"]
+    process.meet((), MEET_SECONDS)
     if asked.arguments["load_module_only"] and engine.zero_optimization_partition_weights() and not engine.has_moe_layers:
         # Otherwise DeepSpeed does not read the weights, which at stage 3 are in the optimizer's files.
         asked.arguments["load_optimizer_states"] = False

@@ -1,7 +1,7 @@
 """The state of this process between two calls of this adapter."""
 
-from ckptd._adapters.node_process import Place, Process, await_sealed
+from ckptd._adapters.node_process import MEET_SECONDS, Place, Process, await_sealed
 
-__all__ = ["Place", "Process", "await_sealed", "process"]
+__all__ = ["MEET_SECONDS", "Place", "Process", "await_sealed", "process"]
 
 process = Process("deepspeed")

@@ -22,6 +22,7 @@ from ckptd.nxd._process import Job, Settings, process
 from ckptd.nxd._sources import Committed, Foreign
 from ckptd.nxd._topology import Topology, is_known
 from ckptd.retention import Keep, keep_of_arguments
+from ckptd.run import Run
 
 __all__ = [
     "NoCheckpoint",
@@ -216,10 +217,11 @@ def has_checkpoint(checkpoint_dir_str: _Path) -> bool:
     process.await_pending()
     if _foreign.any_finished(root):
         return True
-    job = process.job(root, alone=True)
-    for info in job.run.list(show_all=True):
-        if info.level == "sealed" and info.attempt < job.run.attempt:
-            info = job.run._wait_for_end(info.tag, process.settings.timeout)
+    reader = process.reader(root)
+    attempt = reader.attempt if isinstance(reader, Run) else None
+    for info in reader.list(show_all=True):
+        if info.level == "sealed" and (attempt is None or info.attempt < attempt):
+            info = reader._wait_for_end(info.tag, process.settings.timeout)
         # Still sealed if the disk is slow: resuming waits for it, too.
         if info.level in ("committed", "sealed"):
             return True

@@ -12,10 +12,12 @@ from typing import Any, Callable, Dict, Iterator, Mapping, NamedTuple, Optional,
 
 import ckptd
 from ckptd import errors
+from ckptd._adapters import store
 from ckptd._adapters.node_client import NodeClient, call_in_child
 from ckptd._adapters.removal import await_removal
 from ckptd._membership import launch
 from ckptd._paths import step_of
+from ckptd._run_reader import RunReader
 from ckptd._torch.reading.allowed_classes import plain_classes
 from ckptd._torch.writing.deferred_tensors import DeferredTensors
 from ckptd.nxd import _store, _topology
@@ -24,6 +26,7 @@ from ckptd.nxd._sources import Classes
 from ckptd.nxd._topology import Topology
 from ckptd.restore import Checkpoint, open_root
 from ckptd.retention import Keep
+from ckptd.run import Run
 
 _log = logging.getLogger("ckptd")
 
@@ -53,11 +56,9 @@ class Settings(NamedTuple):
 class Job:
     """One root in this process."""
 
-    def __init__(self, client: "ckptd.Client", root: str, topology: Topology, commit_timeout: float) -> None:
+    def __init__(self, run: Run, topology: Topology) -> None:
         self.topology = topology
-        self.run = client.run(
-            root, rank=topology.rank, world_size=topology.world_size, commit_timeout=commit_timeout
-        )
+        self.run = run
         # Or has saved without resuming. From then on "latest" is the newest one at each load.
         self.resumed = False
 
@@ -96,19 +97,34 @@ class Process:
             self._client.close()
             self._client = NodeClient("nxd", settings.endpoint, settings.pool_bytes)
 
-    def job(self, directory: "str | os.PathLike[str]", alone: bool = False) -> Job:
-        """Returns the job of a root; connects to the daemon and joins the run at the first use.
-
-        alone: the other ranks may not call this.
-        """
+    def job(self, directory: "str | os.PathLike[str]") -> Job:
+        """Returns the job of a root; connects to the daemon and joins the run at the first use. Every rank calls it."""
         root = os.path.abspath(os.fspath(directory))
         with self._lock:
-            if not alone:
-                self._check_together()
+            self._check_together()
             if root not in self._jobs:
-                topology = self.topology()
-                self._jobs[root] = Job(self._client.connected(), root, topology, self.settings.commit_timeout)
+                seconds = self.settings.commit_timeout
+                has_met = self._client.knows_ranks() and self._speaks_with_all()
+                run = self._client.join(root, (), seconds, lambda: self._join(root)) if has_met else self._join(root)
+                self._jobs[root] = Job(run, self.topology())
             return self._jobs[root]
+
+    def _join(self, root: str) -> Run:
+        topology = self.topology()
+        return self._client.connected().run(
+            root,
+            rank=topology.rank,
+            world_size=topology.world_size,
+            commit_timeout=self.settings.commit_timeout,
+            local_ranks=self._client.local_ranks() if self._speaks_with_all() else None,
+        )
+
+    def reader(self, root: str) -> RunReader:
+        """Returns what to look at a root with. The other ranks may not call this."""
+        root = os.path.abspath(root)
+        with self._lock:
+            job = self._jobs.get(root)
+            return job.run if job is not None else self._client.connected().open(root)
 
     def open(self, path: str) -> Tuple[Job, Checkpoint]:
         """Opens what ckptd has committed at a path, which may have links; also what the daemon does not list, such as a
@@ -189,23 +205,19 @@ class Process:
         return (topology.rank, topology.world_size) == (group.get_rank(), group.get_world_size())
 
     def _check_together(self) -> None:
-        """Raises ValueError, on every rank, if two have the same coordinates or use different daemons.
+        """Raises an error, on every rank, if two have the same coordinates or cannot save together.
 
         Once after each configure(). No-op without a process group.
         """
         if self._checked or not self._speaks_with_all():
             return
-        self._client.connected()
-        coordinates = dataclasses.replace(self.topology(), rank=None, world_size=None)
-        text = f"{self._client.private_folder}\n{coordinates!r}"
-        what = "make their first call of ckptd.nxd"
-        found = _store.exchange(f"rank/{self._configured}", text, self.settings.commit_timeout, what)
-        if len(found) < (self.topology().world_size or 1):
-            self._checked = True
-            return  # The save or the load will name the ranks that are missing.
-        parts = {rank: text.partition("\n") for rank, text in found.items()}
-        _check_one_daemon({rank: folder for rank, (folder, _, _) in parts.items()})
-        _topology.check_distinct({rank: coordinates for rank, (_, _, coordinates) in parts.items()})
+        coordinates = repr(dataclasses.replace(self.topology(), rank=None, world_size=None))
+        seconds, what = self.settings.commit_timeout, "make their first call of ckptd.nxd"
+        found = store.exchange(f"nxd/rank/{self._configured}", coordinates, seconds, what)
+        if len(found) == (self.topology().world_size or 1):
+            # Otherwise the save or the load will name the ranks that are missing.
+            _topology.check_distinct(found)
+            self._client.meet((), seconds)
         self._checked = True
 
     @contextlib.contextmanager
@@ -222,11 +234,11 @@ class Process:
         except BaseException as error:
             if self._speaks_with_all():
                 with contextlib.suppress(RuntimeError):  # The store has gone: `error` says more.
-                    _store.post(name, f"{type(error).__name__}: {error}")
+                    store.give(f"nxd/{name}", f"{type(error).__name__}: {error}")
             raise
         if self._speaks_with_all():
             seconds = self.settings.commit_timeout
-            _check_all_loaded(_store.exchange(name, "", seconds, "finish load_checkpoint()"), seconds)
+            _check_all_loaded(store.exchange(f"nxd/{name}", "", seconds, "finish load_checkpoint()"), seconds)
 
     def finish(self) -> None:
         """Waits for the save in flight. Raises its error, or that of the one before, on every rank."""
@@ -263,22 +275,6 @@ def _failed_here(tag: str, error: BaseException) -> errors.CkptdError:
     return errors.CheckpointFailed(why, reason="SAVE_ABORTED", tag=tag)
 
 
-def _check_one_daemon(private_folders: Dict[int, str]) -> None:
-    """Raises ValueError if the ranks use different daemons, which would wait for each other's ranks in vain.
-
-    private_folders: of the ranks' private daemons; empty for a rank that uses another one.
-    """
-    if len(set(private_folders.values())) > 1:
-        words = "; ".join(
-            f"rank {rank}: {f'a private one in {folder}' if folder else 'the one of its endpoint'}"
-            for rank, folder in private_folders.items()
-        )
-        raise ValueError(
-            f"the ranks use different daemons ({words}): set the same TMPDIR on all of them, below which private daemons have their "
-            "folders, or name one daemon by ckptd.nxd.configure(endpoint=...) or $CKPTD_ENDPOINT"
-        )
-
-
 def _check_all_loaded(found: Dict[int, str], seconds: float) -> None:
     """Raises unless every rank has posted "", which means that it has loaded its part."""
     failed = {rank: why for rank, why in found.items() if why}
@@ -292,7 +288,7 @@ def _check_all_loaded(found: Dict[int, str], seconds: float) -> None:
     missing = [rank for rank in range(int(launch.process_group().get_world_size())) if rank not in found]
     if missing:
         raise errors.WaitTimeout(
-            f"ranks {_store.words_of(missing)} have not finished load_checkpoint() after {seconds:g} s; every rank must call it",
+            f"ranks {store.words_of(missing)} have not finished load_checkpoint() after {seconds:g} s; every rank must call it",
             reason="RESUME_INCOMPLETE",
             ranks=missing,
         )

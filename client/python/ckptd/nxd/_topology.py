@@ -75,16 +75,16 @@ def complete(topology: Optional[Topology]) -> Topology:
     found = topology or _of_nxd()
     rank = found.rank if found is not None else None
     world_size = found.world_size if found is not None else None
-    found_launch = launch.find_launch(rank, world_size)
+    rank, world_size = launch.checked_rank(rank, world_size)
     if found is None:
-        found = Topology(dp_rank=found_launch.rank, dp_size=found_launch.world_size)
+        found = Topology(dp_rank=rank, dp_size=world_size)
     size = found.tp_size * found.pp_size * found.dp_size * found.cp_size
-    if size != found_launch.world_size:
+    if size != world_size:
         raise ValueError(
             f"the topology has tp {found.tp_size} x pp {found.pp_size} x dp {found.dp_size} x cp {found.cp_size} = {size} "
-            f"ranks, but the job has {found_launch.world_size}"
+            f"ranks, but the job has {world_size}"
         )
-    return dataclasses.replace(found, rank=found_launch.rank, world_size=found_launch.world_size)
+    return dataclasses.replace(found, rank=rank, world_size=world_size)
 
 
 def is_known(topology: Optional[Topology]) -> bool:

@@ -14,7 +14,8 @@ from ckptd import errors
 from ckptd._adapters.ranks import from_first_rank, gloo_group
 from ckptd._paths import directory_path
 from ckptd.dcp import _directory
-from ckptd.dcp._process import Place, await_sealed, process
+from ckptd.dcp import _names as _dcp_names
+from ckptd.dcp._process import MEET_SECONDS, Place, await_sealed, process
 from ckptd.torchtnt import _app_state, _names
 
 _log = logging.getLogger("ckptd")
@@ -157,6 +158,7 @@ def _restore(
         reader = ckptd.dcp.Reader(path)
     app_state = _app_state.to_restore(unit, options, _names.parse(os.path.basename(path.rstrip("/"))))
     wanted = {phase: loader for phase, loader in loaders.items() if loader is not None}
+    meet(process_group)
     with gloo_group(process_group) as group:
         if wanted:
             keys = from_first_rank(lambda: list(reader.read_metadata().state_dict_metadata), group)
@@ -190,6 +192,7 @@ def _restore_first(
         Exception: what restoring has raised; if all checkpoints are damaged, that of the last one.
     """
     root = local_path(dirpath, "dirpath")
+    meet(process_group)
     with gloo_group(process_group) as group:
         names = from_first_rank(lambda: order(checkpoints(root)), group)
     for number, name in enumerate(names):
@@ -203,6 +206,13 @@ def _restore_first(
                 raise
             _log.warning("ckptd: %s is damaged, and the next one is tried: %s", path, damage)
     return False
+
+
+def meet(process_group: Any) -> None:
+    """Learns on which nodes the ranks of a process group are (None: all). All of them call it, before one reads for all."""
+    ranks = _dcp_names.members(process_group, no_dist=False)
+    if len(ranks) > 1:
+        process.meet(ranks, MEET_SECONDS)
 
 
 def checkpoints(root: str) -> List[_names.Name]:
