@@ -3,6 +3,7 @@
 import os
 
 import pytest
+from job_nodes import ON_ONE_AND_TWO_NODES
 
 from harness import until
 from harness.stand_in_devices import IN_PROCESS
@@ -27,6 +28,7 @@ def installed(processes):
 ZERO = "[states.local(tensor).zero_() for tensor in state['model'].values()]"
 
 
+@ON_ONE_AND_TWO_NODES
 @pytest.mark.parametrize(
     "call",
     [
@@ -45,6 +47,7 @@ def test_async_save_takes_the_state_as_it_is_and_resolves_when_committed(launch,
     check(ranks, path, 1)
 
 
+@ON_ONE_AND_TWO_NODES
 def test_plain_calls_of_dcp_go_through_ckptd_after_install_and_not_after_uninstall(launch, root, installed):
     ranks = launch(2)
     ranks.do(f"state = {STATE.format(1)}\ndcp.save(state, checkpoint_id={root + '/a'!r})")
@@ -59,6 +62,7 @@ def test_plain_calls_of_dcp_go_through_ckptd_after_install_and_not_after_uninsta
     check(ranks, root + "/c", 2)
 
 
+@ON_ONE_AND_TWO_NODES
 def test_install_passes_its_options_to_each_writer_and_refuses_unknown_ones(launch, root, installed):
     ranks = launch(2)
     ranks.do("ckptd.dcp.install(num_kept_ckpts=1)")
@@ -68,6 +72,7 @@ def test_install_passes_its_options_to_each_writer_and_refuses_unknown_ones(laun
     assert "num_kept" in ranks.fail("ckptd.dcp.install(num_kept=1)")[0].message
 
 
+@ON_ONE_AND_TWO_NODES
 def test_kept_plan_is_used_while_the_state_keeps_its_form_and_not_after(launch, root, installed):
     ranks = launch(2)
     wider = "{{**states.sharded_state({0}), 'more': states.values('r', (5,), seed={0})}}"
@@ -82,6 +87,7 @@ def test_kept_plan_is_used_while_the_state_keeps_its_form_and_not_after(launch, 
         assert ranks.do("states.differences(wanted, into)") == [[]]
 
 
+@ON_ONE_AND_TWO_NODES
 def test_load_waits_for_an_async_save_of_the_same_name(launch, root, installed):
     ranks = launch(2)
     ranks.do(f"ckptd.dcp.async_save({STATE.format(3)}, checkpoint_id={root + '/s'!r})\ninto = states.emptied({STATE.format(3)})")
@@ -89,6 +95,7 @@ def test_load_waits_for_an_async_save_of_the_same_name(launch, root, installed):
     assert ranks.do(f"states.differences({STATE.format(3)}, into)") == [[], []]
 
 
+@ON_ONE_AND_TWO_NODES
 def test_async_save_serves_callers_that_expect_two_futures(launch, root, installed):
     ranks = launch(1)
     ranks.do(
@@ -100,6 +107,7 @@ def test_async_save_serves_callers_that_expect_two_futures(launch, root, install
     check(ranks, root + "/s", 1)
 
 
+@ON_ONE_AND_TWO_NODES
 def test_process_executor_of_dcp_is_refused_with_what_to_use(launch, root):
     ranks = launch(1)
     error = ranks.fail(
@@ -110,6 +118,7 @@ def test_process_executor_of_dcp_is_refused_with_what_to_use(launch, root):
     assert error.kind == "ValueError" and "ckptd.dcp.install()" in error.message
 
 
+@ON_ONE_AND_TWO_NODES
 def test_failure_of_an_async_save_is_the_futures_and_a_warning_where_nobody_asks(launch, root, installed):
     ranks = launch(2)
     code = (
@@ -129,6 +138,7 @@ def test_failure_of_an_async_save_is_the_futures_and_a_warning_where_nobody_asks
     assert ranks.do(f"len(ckptd.dcp.run({root!r}).failures())") == [1, 1]
 
 
+@ON_ONE_AND_TWO_NODES
 def test_latest_is_the_newest_committed_one_and_before_that_the_newest_of_dcp(launch, root):
     ranks = launch(2)
     assert ranks.do(f"ckptd.dcp.latest({root!r})") == [None, None]
@@ -149,6 +159,7 @@ def test_relative_path_and_path_object_name_the_same_checkpoint(alone, root, ins
     assert os.path.exists(root + "/checkpoint/.ckptd/manifest")
 
 
+@ON_ONE_AND_TWO_NODES
 @pytest.mark.parametrize("save", ["ckptd.dcp.async_save", "dcp.save"])
 def test_dcp_plans_again_only_when_the_form_of_a_state_changes(launch, root, installed, save):
     ranks = launch(2)
@@ -198,6 +209,7 @@ def test_save_goes_through_dcp_save_where_torch_has_no_inner_function(alone, roo
     assert alone.do("into['a'].tolist()") == [1.0, 1.0, 1.0]
 
 
+@ON_ONE_AND_TWO_NODES
 def test_files_are_laid_out_again_only_when_more_than_their_values_changes(launch, root, installed):
     ranks = launch(2)
     ranks.do(

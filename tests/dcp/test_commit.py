@@ -4,6 +4,7 @@ import os
 
 import ckptd
 import pytest
+from job_nodes import ON_ONE_AND_TWO_NODES
 
 from harness import Trainer, until
 
@@ -12,6 +13,7 @@ def listed(path):
     return sorted(name for name in os.listdir(path) if name != ".ckptd")
 
 
+@ON_ONE_AND_TWO_NODES
 def test_save_returns_when_the_checkpoint_is_committed_and_nothing_changes_it_after(launch, root):
     path = os.path.join(root, "step-7")
     ranks = launch(2)
@@ -24,6 +26,7 @@ def test_save_returns_when_the_checkpoint_is_committed_and_nothing_changes_it_af
     assert info == [["step-7", 7]]
 
 
+@ON_ONE_AND_TWO_NODES
 def test_sealed_save_is_committed_without_its_ranks(launch, root):
     ranks = launch(2)
     ranks.do(f"dcp.save(states.sharded_state(1), storage_writer=(w := Writer({root + '/s-1'!r}, wait='sealed')))")
@@ -31,6 +34,7 @@ def test_sealed_save_is_committed_without_its_ranks(launch, root):
     until(lambda: os.path.exists(root + "/s-1/.metadata"), "the commit")
 
 
+@ON_ONE_AND_TWO_NODES
 @pytest.mark.parametrize("failing", [0, 1])
 @pytest.mark.parametrize("call", ["resolve_data(self, item)", "create_local_plan(self)", "finish_plan(self, plan)"])
 def test_rank_that_fails_gives_an_error_on_every_rank_and_no_checkpoint(launch, root, failing, call):
@@ -51,6 +55,7 @@ def test_rank_that_fails_gives_an_error_on_every_rank_and_no_checkpoint(launch, 
     assert listed(root + "/s-1") == [".metadata", "__0_0.distcp", "__1_0.distcp"]
 
 
+@ON_ONE_AND_TWO_NODES
 @pytest.mark.parametrize("call", ["create_local_plan(self)", "finish_plan(self, plan)"])
 def test_planner_that_fails_without_collectives_gives_an_error_on_every_rank(launch, root, call):
     ranks = launch(2)
@@ -109,6 +114,7 @@ def test_rank_that_dies_in_dcp_save_gives_an_error_on_the_others_and_no_checkpoi
     assert not os.path.exists(root + "/s-1")
 
 
+@ON_ONE_AND_TWO_NODES
 def test_saving_again_replaces_the_checkpoint_whole(launch, root):
     path = root + "/last"
     ranks = launch(2)
@@ -121,6 +127,7 @@ def test_saving_again_replaces_the_checkpoint_whole(launch, root):
     assert ranks.do("states.differences(states.sharded_state(3), into)") == [[]]
 
 
+@ON_ONE_AND_TWO_NODES
 def test_overwrite_false_refuses_an_existing_checkpoint(launch, root):
     ranks = launch(2)
     ranks.do(f"dcp.save(states.sharded_state(1), storage_writer=Writer({root + '/a'!r}))")
@@ -128,6 +135,7 @@ def test_overwrite_false_refuses_an_existing_checkpoint(launch, root):
     assert all("already exists" in error.message for error in errors)
 
 
+@ON_ONE_AND_TWO_NODES
 def test_checkpoint_of_dcp_itself_is_replaced_only_if_overwrite_is_given(launch, root):
     path = root + "/checkpoint"
     ranks = launch(2)
@@ -141,6 +149,7 @@ def test_checkpoint_of_dcp_itself_is_replaced_only_if_overwrite_is_given(launch,
     assert os.listdir(root + "/.ckptd") and not os.path.exists(root + "/.checkpoint.replaced")
 
 
+@ON_ONE_AND_TWO_NODES
 def test_checkpoint_that_was_to_be_replaced_comes_back_when_the_save_fails(launch, root):
     path = root + "/checkpoint"
     ranks = launch(2)
@@ -172,6 +181,7 @@ def test_empty_directory_that_was_made_before_is_used(alone, root):
     assert listed(root + "/a") == [".metadata", "__0_0.distcp"]
 
 
+@ON_ONE_AND_TWO_NODES
 def test_only_the_newest_checkpoints_are_kept_if_asked(launch, root):
     ranks = launch(2)
     for step in (1, 2, 3):
@@ -183,6 +193,7 @@ def test_only_the_newest_checkpoints_are_kept_if_asked(launch, root):
     )
 
 
+@ON_ONE_AND_TWO_NODES
 def test_retention_policy_keeps_what_a_rule_keeps(launch, root):
     ranks = launch(2)
     for step, loss in [(1, 0.5), (10, 0.9), (11, 0.1), (12, 0.3), (13, 0.7)]:
@@ -194,11 +205,13 @@ def test_retention_policy_keeps_what_a_rule_keeps(launch, root):
     until(lambda: sorted(name for name in os.listdir(root) if name[0] != ".") == kept, "the removal of the others")
 
 
+@ON_ONE_AND_TWO_NODES
 def test_step_of_the_argument_counts_and_not_the_number_in_the_name(launch, root):
     launch(2).do(f"dcp.save({{'a': torch.ones(3)}}, storage_writer=Writer({root + '/loss=0.5'!r}, step=40))")
     assert [(info.tag, info.step) for info in ckptd.open_root(root).list()] == [("loss=0.5", 40)]
 
 
+@ON_ONE_AND_TWO_NODES
 def test_ranks_save_on_their_own_without_collectives(launch, root):
     path = root + "/a"
     ranks = launch(2)

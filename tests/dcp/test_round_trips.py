@@ -3,6 +3,7 @@
 import os
 
 import pytest
+from job_nodes import ON_ONE_AND_TWO_NODES
 
 SIDES = ["ours", "stock"]
 WRITERS = {"ours": "Writer", "stock": "FileSystemWriter"}
@@ -22,6 +23,7 @@ def load(ranks, path, reader, state="states.sharded_state(1)"):
     assert found == [[]] * len(found)
 
 
+@ON_ONE_AND_TWO_NODES
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_every_reader_loads_what_every_writer_saved(launch, root, world_size):
     ranks = launch(world_size)
@@ -32,6 +34,7 @@ def test_every_reader_loads_what_every_writer_saved(launch, root, world_size):
             load(ranks, path, reader)
 
 
+@ON_ONE_AND_TWO_NODES
 @pytest.mark.parametrize(("before", "after"), [(4, 2), (2, 3), (1, 4)])
 def test_state_is_loaded_onto_another_number_of_ranks(launch, root, before, after):
     ranks = launch(before)
@@ -43,6 +46,7 @@ def test_state_is_loaded_onto_another_number_of_ranks(launch, root, before, afte
             load(ranks, os.path.join(root, f"{writer}-1"), reader)
 
 
+@ON_ONE_AND_TWO_NODES
 def test_state_on_a_mesh_of_two_dimensions_is_loaded_onto_another_mesh(launch, root):
     mesh = "states.sharded_state(1, states.init_device_mesh('cpu', ({}, {})))"
     ranks = launch(4)

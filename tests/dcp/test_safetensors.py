@@ -4,6 +4,7 @@ import json
 import os
 
 import pytest
+from job_nodes import ON_ONE_AND_TWO_NODES
 
 WRITERS = {
     "ours": "ckptd.dcp.HuggingFaceWriter({path!r}, {options})",
@@ -36,6 +37,7 @@ def files(path):
     return sorted(name for name in os.listdir(path) if name != ".ckptd")
 
 
+@ON_ONE_AND_TWO_NODES
 @pytest.mark.parametrize("indexes", ["None", TWO_FILES], ids=["one file", "two files"])
 @pytest.mark.parametrize("consolidated", [False, True])
 def test_every_reader_loads_sharded_tensors_on_any_number_of_ranks(launch, root, consolidated, indexes):
@@ -54,6 +56,7 @@ def test_every_reader_loads_sharded_tensors_on_any_number_of_ranks(launch, root,
                 load(ranks, f"{root}/{writer}", reader)
 
 
+@ON_ONE_AND_TWO_NODES
 def test_package_of_safetensors_reads_consolidated_tensors_and_their_metadata(launch, root):
     ranks = launch(2)
     save(ranks, f"{root}/a", "ours", "save_distributed=True, enable_consolidation=True")
@@ -74,6 +77,7 @@ def test_one_rank_saves_tensors_of_every_kind_of_the_format(alone, root):
         assert alone.do("states.differences(state, into)") == []
 
 
+@ON_ONE_AND_TWO_NODES
 def test_consolidated_checkpoint_is_the_old_one_or_the_new_one_when_a_rank_fails(launch, root):
     options = "save_distributed=True, enable_consolidation=True, timeout=3"
     ranks = launch(2)
@@ -93,6 +97,7 @@ def test_consolidated_checkpoint_is_the_old_one_or_the_new_one_when_a_rank_fails
     load(ranks, f"{root}/a", "stock", STATE.format(2))
 
 
+@ON_ONE_AND_TWO_NODES
 def test_async_save_of_a_consolidated_checkpoint_takes_the_state_as_it_is(launch, root):
     ranks = launch(2)
     writer = WRITERS["ours"].format(path=root + "/a", options="save_distributed=True, enable_consolidation=True")
@@ -101,6 +106,7 @@ def test_async_save_of_a_consolidated_checkpoint_takes_the_state_as_it_is(launch
     load(ranks, f"{root}/a", "stock")
 
 
+@ON_ONE_AND_TWO_NODES
 def test_memory_of_a_consolidation_is_free_while_the_writer_is_kept(launch, root):
     ranks = launch(2)
     writer = WRITERS["ours"].format(path=root + "/a", options="save_distributed=True, enable_consolidation=True")
@@ -108,6 +114,7 @@ def test_memory_of_a_consolidation_is_free_while_the_writer_is_kept(launch, root
     assert ranks.do(f"import glob; {LEFT}") == [[], [0]]
 
 
+@ON_ONE_AND_TWO_NODES
 def test_what_the_layout_cannot_hold_is_refused_with_what_to_do(launch, root):
     ranks = launch(2)
     for options, state, words in [

@@ -3,6 +3,7 @@
 import os
 
 import pytest
+from job_nodes import ON_ONE_AND_TWO_NODES
 
 from harness import TrainerError
 
@@ -15,6 +16,7 @@ def round_trip(ranks, path, state=STATE, writer="", save="", load="", reader="Re
     assert ranks.do("states.differences(wanted, into)") == [[]] * len(ranks.processes)
 
 
+@ON_ONE_AND_TWO_NODES
 @pytest.mark.parametrize(
     "options",
     [
@@ -33,6 +35,7 @@ def test_options_of_planner_and_writer_keep_their_meaning(launch, root, options)
         round_trip(ranks, f"{root}/stock-{number}", **options, reader="FileSystemReader")
 
 
+@ON_ONE_AND_TWO_NODES
 def test_number_of_files_is_that_of_dcp(launch, root):
     ranks = launch(2)
     for name, options in (("one", ""), ("many", ", single_file_per_rank=False"), ("two", ", thread_count=2")):
@@ -57,6 +60,7 @@ def test_state_that_is_not_flattened_comes_back_as_from_dcp_itself(alone, root):
     assert alone.do("states.differences(flat['a'], loaded[0]['a'])") == []
 
 
+@ON_ONE_AND_TWO_NODES
 def test_partial_load_fills_what_is_there_and_a_missing_name_is_an_error_by_default(launch, root):
     ranks = launch(2)
     ranks.do(f"dcp.save({STATE}, storage_writer=Writer({root + '/a'!r}))")
@@ -100,6 +104,7 @@ def test_custom_planners_that_rename_and_convert_are_obeyed(alone, root):
     assert alone.do("[tensor.unique().tolist() for tensor in into.values()]") == [[2.0], [2.0]]
 
 
+@ON_ONE_AND_TWO_NODES
 def test_tensors_that_all_ranks_have_are_saved_by_rank_0_alone_if_the_planner_says_so(launch, root):
     ranks = launch(2)
     sizes = []
@@ -123,6 +128,7 @@ def test_target_of_another_size_is_refused_as_dcp_refuses_it(alone, root):
     assert ours.value.kind == theirs.value.kind
 
 
+@ON_ONE_AND_TWO_NODES
 def test_ten_thousand_tensors_on_two_ranks_come_back(launch, root):
     ranks = launch(2)
     state = "{f't{n}': states.DTensor.from_local(torch.full((3,), float(n + dist.get_rank())), mesh, [states.Shard(0)]) for n in range(10_000)}"

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from job_nodes import ON_ONE_AND_TWO_NODES
 
 from harness import Trainer, until
 
@@ -26,10 +27,10 @@ def train(ranks, root, steps):
 
 
 @pytest.fixture
-def killed_at_step_4(daemon, session_folder, root):
+def killed_at_step_4(nodes, session_folder, root):
     """A job of two ranks that were killed as soon as async_save of step 4 had returned."""
     store = os.path.join(session_folder, f"killed-{os.path.basename(root)}")
-    processes = [Trainer(daemon.endpoint) for _ in range(2)]
+    processes = [Trainer(nodes.endpoint(rank)) for rank in range(2)]
     try:
         for rank, process in enumerate(processes):
             process.start(
@@ -44,9 +45,10 @@ def killed_at_step_4(daemon, session_folder, root):
     return root
 
 
-def test_job_resumes_with_the_same_losses_after_all_ranks_were_killed(launch, session_folder, killed_at_step_4):
+@ON_ONE_AND_TWO_NODES
+def test_job_resumes_with_the_same_losses_after_all_ranks_were_killed(launch, killed_at_step_4):
     resumed = train(launch(2), killed_at_step_4, STEPS)
-    whole = train(launch(2), os.path.join(session_folder, "whole"), STEPS)
+    whole = train(launch(2), f"{killed_at_step_4}-whole", STEPS)
     assert [step for step, _ in resumed[0]] == [5, 6]
     assert resumed[0] == whole[0][4:]
     # Once more, onto twice as many ranks: the state is the same, and the batches are others.

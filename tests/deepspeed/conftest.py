@@ -65,6 +65,13 @@ def new_ranks(nodes, session_folder):  # noqa: F811
 
 
 @pytest.fixture(scope="module")
+def four_ranks(nodes, session_folder):  # noqa: F811
+    made = start_ranks(nodes, session_folder, 4)
+    yield made
+    close(made)
+
+
+@pytest.fixture(scope="module")
 def jobs(nodes, session_folder, shared_pair):  # noqa: F811
     """Jobs of two, three and four ranks, by their number. The ranks are those of all tests of the module."""
     made = {count: start_ranks(nodes, session_folder, count) for count in (3, 4)}

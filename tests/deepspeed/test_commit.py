@@ -4,6 +4,8 @@ import os
 import shutil
 import signal
 
+from job_nodes import ON_ONE_AND_TWO_NODES
+
 from harness import TrainerError, until
 
 
@@ -15,6 +17,7 @@ def latest(root):
         return None
 
 
+@ON_ONE_AND_TWO_NODES
 def test_ranks_killed_right_after_save_leave_the_new_checkpoint_and_resume(pair, new_ranks, root):
     first = new_ranks(2)
     for process in first.processes:
@@ -42,6 +45,7 @@ def test_ranks_killed_right_after_save_leave_the_new_checkpoint_and_resume(pair,
     assert latest(root) == "global_step2" and not os.path.exists(f"{root}/global_step4")
 
 
+@ON_ONE_AND_TWO_NODES
 def test_rank_that_fails_gives_an_error_on_every_rank_and_no_checkpoint(pair, root):
     pair.do("made = states.engine(2, checkpoint_engine=CheckpointEngine(wait='committed')); states.train(made)")
     pair.do(f"made.save_checkpoint({root!r}, 'good')")

@@ -1,6 +1,7 @@
 """A job goes on with another number of ranks than saved, without a conversion."""
 
 import pytest
+from job_nodes import ON_TWO_NODES
 
 OTHER_RANKS = [(2, 4), (4, 2), (4, 3)]
 UNIVERSAL = (
@@ -143,3 +144,11 @@ def test_experts_that_were_spread_are_refused_where_every_rank_has_them(jobs, ro
     jobs[3].do("loaded = states.mixture_engine(2, seed=5, spread=1, checkpoint_engine=CheckpointEngine())")
     for outcome in jobs[3].fail(f"loaded.load_checkpoint({root!r})"):
         assert outcome.kind == "Refused" and "deepspeed_experts.2.weight is not there" in outcome.message
+
+
+@ON_TWO_NODES
+@pytest.mark.parametrize("stage", [2, 3])
+def test_state_of_four_ranks_on_two_nodes_goes_on_with_two(pair, four_ranks, root, stage):
+    saved = save(four_ranks, root, f"states.engine({stage})")
+    assert load(pair, root, f"states.engine({stage}, seed=5)") == saved
+    pair.do("states.train(loaded)")

@@ -3,6 +3,7 @@
 import os
 
 import pytest
+from job_nodes import ON_ONE_AND_TWO_NODES
 
 from harness import until
 
@@ -27,6 +28,7 @@ def test_groups_and_frozen_and_tied_weights_come_back(pair, root, stage):
     round_trip(pair, root, f"states.engine({stage}, groups=2, frozen=True, tied=True, **options)")
 
 
+@ON_ONE_AND_TWO_NODES
 @pytest.mark.parametrize("stage", [0, 2])
 def test_experts_of_each_rank_come_back(pair, root, stage):
     round_trip(pair, root, f"states.mixture_engine({stage}, **options)")
@@ -43,6 +45,7 @@ def test_stages_of_a_pipeline_come_back_without_the_buffers_that_they_are_views_
     assert all(os.path.getsize(f"{root}/ours/global_step2/{name}") < 13 * 14 * 4 + 2048 for name in names)
 
 
+@ON_ONE_AND_TWO_NODES
 def test_install_serves_engines_to_come_until_uninstall(pair, root):
     pair.do("ckptd.deepspeed.install(wait='committed')\nmade = states.engine(1); states.train(made)")
     pair.do(f"made.save_checkpoint({root!r}, 'a')")
@@ -54,6 +57,7 @@ def test_install_serves_engines_to_come_until_uninstall(pair, root):
     assert not os.path.exists(f"{root}/b/.ckptd")
 
 
+@ON_ONE_AND_TWO_NODES
 def test_latest_is_written_after_the_commit_and_only_if_asked(pair, root):
     def latest():
         with open(f"{root}/latest") as file:
@@ -90,6 +94,7 @@ def test_arguments_of_load_keep_their_meaning(pair, root):
         assert pair.do("found[0][0] == found[1][0], sorted(found[0][1]) == sorted(found[1][1])") == [[True, True]] * 2
 
 
+@ON_ONE_AND_TWO_NODES
 def test_load_waits_for_the_save_in_flight(pair, root):
     pair.do("made = states.engine(3, checkpoint_engine=CheckpointEngine()); states.train(made)")
     pair.do(

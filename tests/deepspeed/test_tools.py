@@ -3,6 +3,7 @@
 import os
 
 import pytest
+from job_nodes import ON_ONE_AND_TWO_NODES
 
 
 def saved(pair, root, make):
@@ -10,6 +11,7 @@ def saved(pair, root, make):
     pair.do(f"made.save_checkpoint({root!r})")
 
 
+@ON_ONE_AND_TWO_NODES
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_weights_are_recovered_by_the_script_beside_the_checkpoints(pair, root, stage):
     saved(pair, root, f"states.engine({stage}, 'bf16')")
@@ -89,6 +91,7 @@ def test_universal_checkpoint_of_deepspeeds_tool_loads_through_ckptd(pair, root,
     assert pair.do(compared) == [[], []]
 
 
+@ON_ONE_AND_TWO_NODES
 @pytest.mark.parametrize("stage", [2, 3])
 def test_universal_checkpoint_is_made_where_deepspeed_is_to_load_one(pair, root, stage):
     load = (

@@ -5,6 +5,7 @@ import signal
 import threading
 
 import pytest
+from job_nodes import ON_ONE_AND_TWO_NODES
 
 from harness import until
 from harness.stand_in_devices import IN_PROCESS
@@ -38,6 +39,7 @@ def test_there_is_a_checkpoint_at_any_moment_although_only_one_is_kept(alone, ro
     assert all(seen[first:]) and len({tuple(names) for names in seen}) > 5
 
 
+@ON_ONE_AND_TWO_NODES
 def test_unit_is_told_of_a_checkpoint_when_it_is_committed(launch, root):
     ranks = launch(2)
     for how in ("", ", async_checkpoint=True"):
@@ -47,6 +49,7 @@ def test_unit_is_told_of_a_checkpoint_when_it_is_committed(launch, root):
         assert told == [[[name, True] for name in names]] * 2
 
 
+@ON_ONE_AND_TWO_NODES
 def test_failed_save_is_raised_once_by_the_next_one_on_all_ranks(launch, root):
     os.mkdir(f"{root}/epoch_0_train_step_4")
     with open(f"{root}/epoch_0_train_step_4/thesis.txt", "w") as file:
@@ -126,6 +129,7 @@ def test_overlap_needs_async_checkpoint(alone, root):
     assert "overlap" in alone.fails(f"CheckpointSaver({root!r}, stage='later')").message
 
 
+@ON_ONE_AND_TWO_NODES
 def test_ranks_killed_right_after_a_save_resume_from_it(start_processes, launch, session_folder, root):
     killed = start_processes(2)
     for rank, process in enumerate(killed):

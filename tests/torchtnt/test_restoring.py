@@ -6,6 +6,7 @@ import shutil
 
 import ckptd
 import pytest
+from job_nodes import ON_ONE_AND_TWO_NODES
 
 from harness import until
 
@@ -28,6 +29,7 @@ def copied(trained_root, root):
     return root
 
 
+@ON_ONE_AND_TWO_NODES
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_resumed_job_ends_with_the_values_of_one_that_ran_through(launch, root, world_size):
     ranks = launch(world_size)
@@ -40,6 +42,7 @@ def test_resumed_job_ends_with_the_values_of_one_that_ran_through(launch, root, 
     assert ranks.do("resumed_one.seen == whole.seen[6:]") == [True] * world_size
 
 
+@ON_ONE_AND_TWO_NODES
 def test_sharded_unit_is_restored_onto_another_number_of_ranks(launch, root):
     ranks = launch(4)
     ranks.do(f"a = trained({root!r}, unit=FsdpUnit(hidden=8), save_every_n_train_steps=3)")
@@ -216,6 +219,7 @@ def test_checkpoints_of_evaluation_and_prediction_leave_the_model_as_it_is(alone
     assert alone.do("u.eval_progress.num_steps_completed, v.predict_progress.num_steps_completed, e.position, p.position") == [3] * 4
 
 
+@ON_ONE_AND_TWO_NODES
 def test_part_of_the_ranks_saves_and_restores_with_a_group_of_its_own(launch, root):
     ranks = launch(4)
     ranks.do("half = dist.new_group([0, 1])")
@@ -225,6 +229,7 @@ def test_part_of_the_ranks_saves_and_restores_with_a_group_of_its_own(launch, ro
     assert sorted(name for name in os.listdir(f"{root}/epoch_2_train_step_10") if name.endswith(".distcp")) == ["__0_0.distcp", "__1_0.distcp"]
 
 
+@ON_ONE_AND_TWO_NODES
 def test_group_of_another_back_end_gets_one_of_gloo(launch, root):
     ranks = launch(2)
     # Only those who choose the group take the default one for one of NCCL.

@@ -3,6 +3,7 @@
 import os
 
 import pytest
+from job_nodes import ON_ONE_AND_TWO_NODES
 
 from harness import until
 
@@ -22,6 +23,7 @@ def await_only(root, names):
     until(lambda: saved(root) == sorted(names), f"the removal of all but {names}")
 
 
+@ON_ONE_AND_TWO_NODES
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 @pytest.mark.parametrize("is_async", [False, True])
 def test_names_and_contents_are_those_of_torchtnt_and_both_sides_load_them(launch, root, world_size, is_async):
@@ -118,6 +120,7 @@ def test_metric_that_is_no_finite_number_is_left_out_of_the_name(alone, root, va
     assert alone.do(f"CheckpointSaver.restore_from_best({root!r}, Unit(), 'train_loss', 'min')") is False
 
 
+@ON_ONE_AND_TWO_NODES
 def test_metric_of_the_first_rank_names_the_checkpoint_of_all(launch, root):
     ranks = launch(2)
     ranks.do(f"trained({root!r}, epochs=1, unit=Unit([0.25 + dist.get_rank()] * 5), best_checkpoint_config=best())")
@@ -133,6 +136,7 @@ def test_last_n_checkpoints_are_kept(alone, root, is_async):
     await_only(root, ["epoch_1_train_step_10", "epoch_2_train_step_10"])
 
 
+@ON_ONE_AND_TWO_NODES
 def test_best_n_checkpoints_and_the_newest_one_are_kept(launch, root):
     losses = [0.5, 0.0, 0.9, 0.1, 0.7]
     launch(2).do(f"trained({root!r}, epochs=1, unit=Unit({losses}), save_every_n_train_steps=1, "

@@ -18,6 +18,8 @@ _log = logging.getLogger("ckptd")
 _POOL_DIVISOR = 4  # A private daemon's pool is this machine's memory divided by this.
 _OTHERS_SECONDS = 5.0  # How long ranks that save alone wait for the places of the others.
 
+_NEEDS_CONFIGURATION = "MULTI_NODE_UNSUPPORTED"
+
 Ranks = Tuple[int, ...]
 
 
@@ -130,12 +132,9 @@ class NodeClient:
             told = "" if failure is None else f"{getattr(failure, 'reason', '')}\n{failure}"
             key = f"{self._key('join')}/{root}"
             texts = known.exchange(key, told, ranks, seconds, f"join the run in {root}")
-            if failure is not None:
-                raise failure
-            for rank, text in sorted(texts.items()):
-                if text:
-                    reason, _, words = text.partition("\n")
-                    raise errors.make("FAILED_PRECONDITION", reason, f"rank {rank} cannot save to {root}: {words}", ranks=[rank])
+            refusal = _refusal_of(root, texts)
+            if refusal is not None:
+                raise refusal from failure
             known.set_joined(root, ranks)
             assert run is not None  # Or else join() has failed.
             return run
@@ -216,7 +215,6 @@ class _KnownLaunch:
         self._known = places.Known(self.rank, self.world_size)
         self._met: Set[Ranks] = set()
         self._joined: Set[Tuple[str, Ranks]] = set()
-        self._numbers: Dict[Tuple[str, Ranks], int] = {}
         self._locks: Dict[Ranks, threading.RLock] = {}
 
     def is_met(self, ranks: Ranks) -> bool:
@@ -251,7 +249,8 @@ class _KnownLaunch:
         self, key: str, text: str, ranks: Ranks, seconds: float, what: str, complete: Optional[store.Complete] = None
     ) -> Dict[int, str]:
         """Returns the texts of ranks. CheckpointFailed if some have not come in time: the next call waits for them again."""
-        number = self._numbers.get((key, ranks), 0)
+        numbers = _numbers_of(self.group)
+        number = numbers.get((key, ranks), 0)
         name = f"{key}/{store.name_of(ranks)}/{number}"
         found = store.exchange(name, text, seconds, what, ranks, complete)
         missing = [rank for rank in ranks or store.every_rank() if rank not in found]
@@ -262,8 +261,30 @@ class _KnownLaunch:
                 f"ranks {store.words_of(missing)} have not begun to {what} within {seconds:g} s; all ranks must do so together",
                 ranks=missing,
             )
-        self._numbers[key, ranks] = number + 1
+        numbers[key, ranks] = number + 1
         return found
+
+
+def _refusal_of(root: str, texts: Dict[int, str]) -> Optional[errors.CkptdError]:
+    """Returns the error for all ranks, of why some cannot join (the reason, and a line with the rest); None if all have."""
+    failures = {rank: text.partition("\n") for rank, text in texts.items() if text}
+    if not failures:
+        return None
+    # The daemon of one node says what to configure; that of another one may see only that its lock is held.
+    rank = min(failures, key=lambda rank: (failures[rank][0] != _NEEDS_CONFIGURATION, rank))
+    reason, _, words = failures[rank]
+    return errors.make("FAILED_PRECONDITION", reason, f"rank {rank} cannot save to {root}: {words}", ranks=sorted(failures))
+
+
+# A process group, and how many exchanges of each key and ranks it has had: configure() does not begin anew.
+_counted: Tuple[Any, Dict[Tuple[str, Ranks], int]] = (None, {})
+
+
+def _numbers_of(group: Any) -> Dict[Tuple[str, Ranks], int]:
+    global _counted
+    if _counted[0] is not group:
+        _counted = (group, {})
+    return _counted[1]
 
 
 def _private_folder() -> str:

@@ -219,8 +219,10 @@ class Process:
         trains, or the parent of that job's ranks. The ranks of a launch join once they have met, so that what they read
         stays the newest.
         """
+        group = self.group()
         with self._lock:
-            is_joined = os.path.realpath(root) in self._runs
+            joined = self._runs.get(os.path.realpath(root))
+            is_joined = joined is not None and joined.group is group
         if not is_joined and not (os.path.isdir(os.path.join(root, ".ckptd")) and self._client.finds_daemon()):
             return None
         try:

@@ -136,6 +136,12 @@ def members_of_save(writer: Any) -> Tuple[int, ...]:
     return _members_of_call(found) if found.get("storage_writer") is writer else ()
 
 
+def state_of_save(writer: Any) -> Any:
+    """Returns the state dict of the call of DCP's save() that this thread is in; empty as for members_of_save()."""
+    found = _locals_of_save()
+    return found.get("state_dict", {}) if found.get("storage_writer") is writer else {}
+
+
 def members_of_load() -> Tuple[int, ...]:
     """Returns members() of the call of DCP's load() that this thread is in; empty if it is not found."""
     found = _locals_of_load()

@@ -51,6 +51,10 @@ class Stager:
     def close(self) -> None:
         """No-op: nothing is kept."""
 
+    def _staged_of(self, state_dict: Any) -> Optional[SaveFuture]:
+        """Returns the save that stage() has done, if a state is what stage() has returned for it; else None."""
+        return self._staged.get(next(iter(state_dict)), None) if len(state_dict) == 1 else None
+
     def _staged_by(self, plan: Any) -> Optional[SaveFuture]:
         """Returns the save that stage() has done, if a plan is what async_save() makes of it; else None."""
         if len(plan.items) != 1:

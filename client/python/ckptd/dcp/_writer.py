@@ -162,7 +162,7 @@ class Writer(StorageWriter, Stager):
         """Returns the ids of the checkpoint and of this save, which it begins: DCP calls it first, on every rank."""
         if self._now.record is None:  # Otherwise save_recorded() has set them, from its arguments.
             self._now.members = _names.members_of_save(self)
-        self.join(self._now.members)
+        self._join_call()
         return self._begin()
 
     def _begin(self) -> StorageMeta:
@@ -271,8 +271,16 @@ class Writer(StorageWriter, Stager):
         DCP's save() asks for it first, on every rank, where an error is not yet one of the many in a CheckpointException:
         ranks that cannot save together raise theirs here.
         """
-        self.join(_names.members_of_save(self))
+        self._join_call()
         return self._place.path
+
+    def _join_call(self) -> None:
+        """Does what join() does for the call of DCP's save() that this thread is in. No-op outside of one."""
+        staged = self._staged_of(_names.state_of_save(self))
+        if staged is None:
+            self.join(_names.members_of_save(self))
+        elif staged.done() and isinstance(staged.exception(), errors.CkptdError):
+            staged.result()  # Raises what join() has raised in stage().
 
     def join(self, members: Tuple[int, ...]) -> None:
         """Joins the run together with the ranks of this save: each of them calls it. No-op the second time.
