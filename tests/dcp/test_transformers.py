@@ -6,6 +6,7 @@ import signal
 import socket
 
 import pytest
+from job_nodes import ON_ONE_AND_TWO_NODES
 
 from harness import Ranks, Trainer, until
 from harness.stand_in_devices import IN_PROCESS
@@ -349,12 +350,13 @@ def test_what_the_callback_does_not_do_is_refused_with_what_to_do(trainer, root)
     assert trainer.do(f"ckptd.transformers.latest({root!r})") is None
 
 
-def test_ranks_of_ddp_save_one_checkpoint_and_resume_from_it(start, root):
+@ON_ONE_AND_TWO_NODES
+def test_ranks_of_ddp_save_one_checkpoint_and_resume_from_it(start, nodes, root):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     places = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "CKPTD_LAUNCH_ID": "trainer-ddp"}
-    ranks = Ranks([start(RANK=str(rank), LOCAL_RANK=str(rank), **places) for rank in range(2)])
+    ranks = Ranks([start(RANK=str(rank), CKPTD_ENDPOINT=nodes.endpoint(rank), LOCAL_RANK=str(rank), **places) for rank in range(2)])
     for process in ranks.processes:
         process.result(200)
     whole = ranks.do(f"losses(fit({root + '/stock'!r}, 4, plugin=False, ddp_backend='gloo'))", 200)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import socket
 import time
 
 import nxd_job  # noqa: F401 - The ranks import it.
@@ -41,7 +42,7 @@ def one_by_one(rank, layout):
 class Job:
     """Ranks with a process group. layout: the endpoint of each."""
 
-    def __init__(self, endpoints, store, environments, temporary):
+    def __init__(self, endpoints, address, environments, temporary):
         path = os.pathsep.join([str(TESTS / "dcp"), str(TESTS / "e2e"), os.environ.get("PYTHONPATH", "")])
         base = {"CKPTD_TEST_IMPORTS": _IMPORTS, "PYTHONPATH": path, "GLOO_SOCKET_IFNAME": "lo", "TMPDIR": str(temporary)}
         self.ranks = []
@@ -50,7 +51,8 @@ class Job:
             self.ranks.append(Trainer(endpoint, {**base, **more}))
         for rank, trainer in enumerate(self.ranks):
             trainer.start(
-                f"rank = {rank}; states.join({str(store)!r}, rank, {len(self.ranks)}); where = nxd_job.topology(rank, tp=2, dp=2)"
+                f"rank = {rank}; where = nxd_job.topology(rank, tp=2, dp=2)\n"
+                f"dist.init_process_group('gloo', init_method={address!r}, rank=rank, world_size={len(self.ranks)})"
             )
         for trainer in self.ranks:
             trainer.result(120)
@@ -69,13 +71,19 @@ def start(tmp_path):
     made = []
 
     def begin(endpoints, environments=None):
-        store = tmp_path / f"store-{len(made)}"
-        made.append(Job(endpoints, store, environments or [{}] * len(endpoints), tmp_path))
+        address = f"tcp://127.0.0.1:{free_port()}" if environments else f"file://{tmp_path}/store-{len(made)}"
+        made.append(Job(endpoints, address, environments or [{}] * len(endpoints), tmp_path))
         return made[-1]
 
     yield begin
     for job in made:
         job.close()
+
+
+def free_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
 
 
 @pytest.fixture
@@ -121,6 +129,16 @@ def alone(session_folder):  # noqa: F811
     made = Daemon(os.path.join(session_folder, "alone"))
     yield made
     made.close()
+
+
+def test_rank_that_does_not_save_is_named_to_the_others(start, pair_of_nodes, root):  # noqa: F811
+    job = start([pair_of_nodes.nodes[rank % 2].endpoint for rank in range(3)])
+    save = f"dcp.save({{'w': torch.ones(3)}}, storage_writer=Writer({root + '/s-1'!r}, timeout=1))"
+    for failure in together_failing(job.ranks[:2], save):
+        assert failure.reason == "RANKS_MISSING" and failure.ranks == [2], failure
+    # The next save does not begin anew: the ranks wait for each other where they were.
+    job.do(save.replace("timeout=1", "timeout=60"))
+    assert tags(root) == ["s-1"]
 
 
 SAVES = {

@@ -133,7 +133,7 @@ def test_overlap_needs_async_checkpoint(alone, root):
 def test_ranks_killed_right_after_a_save_resume_from_it(start_processes, launch, session_folder, root):
     killed = start_processes(2)
     for rank, process in enumerate(killed):
-        process.start(f"states.join({session_folder + '/killed'!r}, {rank}, 2)")
+        process.start(f"states.join({session_folder + '/killed-' + os.path.basename(root)!r}, {rank}, 2)")
     for process in killed:
         process.result(60)
         process.start(f"trained({root!r}, {EVERY_2}, keep_last_n_checkpoints=1, callbacks=[kill_at(6)])")

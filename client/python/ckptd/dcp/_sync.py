@@ -3,10 +3,12 @@
 import os
 from typing import Any, Optional
 
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata
 
 from ckptd._paths import open_regular
 from ckptd.dcp import _names, _repeated
+from ckptd.dcp._failure import with_cause_first
 from ckptd.dcp._metadata import load_metadata
 
 
@@ -34,18 +36,24 @@ def save_state(
     """Saves, and waits for what the writer waits for.
 
     Only the coordinator is sure to return the metadata; other ranks may return None.
+
+    Raises:
+        CheckpointException: the save has failed; its text begins with the cause.
     """
-    if writer.repeats_plans and planner is None and use_collectives:
-        return _repeated.save(state_dict, writer, process_group, no_dist)
-    metadata: Metadata = _names.stock_save(
-        state_dict,
-        storage_writer=writer,
-        planner=planner,
-        process_group=process_group,
-        no_dist=no_dist,
-        use_collectives=use_collectives,
-    )
-    return metadata
+    try:
+        if writer.repeats_plans and planner is None and use_collectives:
+            return _repeated.save(state_dict, writer, process_group, no_dist)
+        metadata: Metadata = _names.stock_save(
+            state_dict,
+            storage_writer=writer,
+            planner=planner,
+            process_group=process_group,
+            no_dist=no_dist,
+            use_collectives=use_collectives,
+        )
+        return metadata
+    except CheckpointException as error:
+        raise with_cause_first(error) from error.__cause__
 
 
 def read_metadata(path: str) -> Metadata:
