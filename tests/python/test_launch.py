@@ -93,6 +93,31 @@ def test_srun_on_several_nodes_that_does_not_say_how_many_ranks_are_on_this_one_
     assert ask({**step, "SLURM_STEP_NUM_NODES": "2"}, rank=0, world_size=1)[2] == 0
 
 
+def test_srun_lists_the_ranks_of_this_node_in_any_distribution() -> None:
+    step = {"RANK": "3", "WORLD_SIZE": "5", "SLURM_STEP_NUM_TASKS": "5", "SLURM_STEP_NUM_NODES": "2"}
+    step.update({"SLURM_STEP_ID": "0", "SLURM_JOB_ID": "7", "SLURM_PROCID": "3", "SLURM_GTIDS": "1,3"})
+    answer = ask(step)
+    assert (answer[2], answer[5]) == (2, (1, 3))
+    assert ask({**step, "SLURM_GTIDS": "0,1,2,3,4"})[2] == 0
+    assert ask(step, rank=0, world_size=1)[2] == 0  # A run of this process alone.
+
+
+def test_nodes_of_torchrun_have_blocks_of_different_sizes() -> None:
+    launch = {"TORCHELASTIC_RUN_ID": "job-7", "RANK": "4", "WORLD_SIZE": "5"}
+    answer = ask({**launch, "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"})
+    assert (answer[2], answer[5]) == (2, (3, 4))
+    assert ask({**launch, "LOCAL_RANK": "4", "LOCAL_WORLD_SIZE": "5"})[2] == 0
+
+
+@pytest.mark.parametrize("ranks, problem", [([0, 1], "rank 2 among them"), ([2, 7], "of [0, 4)"), ([-1, 2], "of [0, 4)")])
+def test_local_ranks_that_do_not_fit_are_refused(ranks: List[int], problem: str) -> None:
+    arguments: Dict[str, Any] = {"rank": 2, "world_size": 4, "local_ranks": ranks}
+    kind, reason, text = ask({"CKPTD_LAUNCH_ID": "a"}, **arguments)
+    assert (kind, reason) == ("Refused", "INVALID_ARGUMENT") and problem in text and str(ranks) in text
+    arguments["local_ranks"] = [3, 2]
+    assert ask({"CKPTD_LAUNCH_ID": "a"}, **arguments)[5] == (2, 3)
+
+
 @pytest.mark.parametrize(
     "environment",
     [

@@ -213,7 +213,7 @@ class _KnownLaunch:
         self.rank = int(distributed.get_rank()) if has_group else 0
         self.world_size = int(distributed.get_world_size()) if has_group else 1
         self._known = places.Known(self.rank, self.world_size)
-        self._met: Set[Ranks] = set()
+        self._met: Dict[Ranks, bool] = {}  # Whether these ranks are on several nodes.
         self._joined: Set[Tuple[str, Ranks]] = set()
         self._locks: Dict[Ranks, threading.RLock] = {}
 
@@ -222,7 +222,7 @@ class _KnownLaunch:
 
     def add(self, ranks: Ranks, found: "Dict[int, places.Place]") -> None:
         self._known.add(found)
-        self._met.add(ranks)
+        self._met[ranks] = len(self._known.nodes(ranks)) > 1
 
     @property
     def is_complete(self) -> bool:
@@ -233,7 +233,9 @@ class _KnownLaunch:
 
     def spans_nodes(self, ranks: Ranks) -> bool:
         """Returns whether these ranks, which have met, are on several nodes."""
-        return self.is_met(ranks) and len(self._known.nodes(ranks)) > 1
+        if ranks not in self._met and () in self._met:
+            self._met[ranks] = len(self._known.nodes(ranks)) > 1
+        return self._met.get(ranks, False)
 
     def has_joined(self, root: str, ranks: Ranks) -> bool:
         return (root, ranks) in self._joined

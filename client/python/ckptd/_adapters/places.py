@@ -68,13 +68,18 @@ def own_place(
 
 def nodes_of(places: Mapping[int, Place]) -> List[List[int]]:
     """Returns the ranks of each node, ascending: those that one daemon serves."""
-    nodes: List[Tuple[List[int], List[str]]] = []
+    node_of: Dict[str, int] = {}  # The first rank of the node, by each mark of its ranks.
+    nodes: Dict[int, List[int]] = {}
     for rank, place in sorted(places.items()):
-        shared = [node for node in nodes if set(node[1]) & set(place.marks)]
-        nodes = [node for node in nodes if node not in shared]
-        ranks = [other for node in shared for other in node[0]] + [rank]
-        nodes.append((ranks, [mark for node in shared for mark in node[1]] + place.marks))
-    return sorted(sorted(ranks) for ranks, _ in nodes)
+        shared = {node_of[mark] for mark in place.marks if mark in node_of}
+        first = min(shared, default=rank)
+        ranks = nodes.setdefault(first, [])
+        for other in shared - {first}:
+            ranks += nodes.pop(other)
+            node_of = {mark: first if node == other else node for mark, node in node_of.items()}
+        ranks.append(rank)
+        node_of.update(dict.fromkeys(place.marks, first))
+    return sorted(sorted(ranks) for ranks in nodes.values())
 
 
 def why_not(places: Mapping[int, Place]) -> Optional[errors.CkptdError]:
