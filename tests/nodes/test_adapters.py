@@ -7,6 +7,8 @@ from __future__ import annotations
 import os
 import pathlib
 import socket
+import subprocess
+import sys
 import time
 
 import nxd_job  # noqa: F401 - The ranks import it.
@@ -129,6 +131,24 @@ def alone(session_folder):  # noqa: F811
     made = Daemon(os.path.join(session_folder, "alone"))
     yield made
     made.close()
+
+
+def test_example_of_two_nodes_trains_with_fsdp_under_torchrun(pair_of_nodes, root):  # noqa: F811
+    where = f"127.0.0.1:{free_port()}"
+    command = [str(TESTS.parent / "examples/two_nodes/launch.sh"), where, "fsdp-1", f"--root={root}", "--steps=2", "--save_every=1"]
+    path = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
+    common = {**os.environ, "PATH": path, "JOB": "examples.training.train_fsdp", "RANKS": "2", "OMP_NUM_THREADS": "1"}
+    launchers = [
+        subprocess.Popen(command, cwd=TESTS.parent, env={**common, "CKPTD_ENDPOINT": node.endpoint}) for node in pair_of_nodes.nodes
+    ]
+    try:
+        assert [launcher.wait(200) for launcher in launchers] == [0, 0]
+    finally:
+        for launcher in launchers:
+            launcher.kill()
+            launcher.wait()
+    assert len(tags(root)) == 2
+    assert all(node.log().count("checkpoint committed") for node in pair_of_nodes.nodes)
 
 
 def test_rank_that_does_not_save_is_named_to_the_others(start, pair_of_nodes, root):  # noqa: F811
