@@ -79,7 +79,10 @@ class NodesRun : public Authority, public NodesReading {
   // Steps down, if this node leads, and is no candidate any more.
   void Resign(absl::AnyInvocable<void(absl::Status)> resigned);
   const std::string& path() const { return options_.path; }
-  std::string coordinator() const { return coordinator_name_; }  // Its node; empty: not known.
+  // Its node; empty: none, or not known.
+  std::string coordinator() const {
+    return election_ != nullptr && election_->has_leader() ? coordinator_name_ : "";
+  }
   // For messages: what the save waits for, on which nodes. Empty if nothing is known of it.
   std::string WaitsFor(const SaveId& save) const { return saves_.WaitsFor(save, coordinator_.get()); }
   // The saves that have begun here, and whose end is not known.

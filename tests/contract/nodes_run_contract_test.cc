@@ -2322,6 +2322,7 @@ TEST_P(NodesRunContract, RequestIsRefusedIfNoNodeCoordinatesForLong) {
   for (Node& node : all_) node.files->Hang(etcd_.clock()->Now());
   RunFor(seconds(90));  // They have stepped down.
   ASSERT_EQ(Coordinator(), nullptr);
+  for (Node& node : all_) EXPECT_EQ(node.run->coordinator(), "") << node.name;
   const Instant begun = etcd_.clock()->Now();
   std::optional<absl::Status> deleted;
   all_[0].run->Delete("step_1", 1, false, [&](const absl::Status& answer) { deleted = answer; });
