@@ -1,7 +1,7 @@
 """What etcd costs a save of a run that spans nodes, beside etcd's own transactions in the same run.
 
 The nodes are simulated: bench_nodes.cc has all of a daemon that talks to etcd, in one process, over Debian's etcd with
-its data in memory (/dev/shm). So on a small machine the nodes and etcd share its cores.
+its data in the bench's folder, on the disk. So on a small machine the nodes and etcd share its cores.
 """
 
 from __future__ import annotations

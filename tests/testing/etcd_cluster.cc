@@ -42,14 +42,17 @@ std::string Url(const std::string& scheme, int port) {
   return scheme + "://127.0.0.1:" + std::to_string(port);
 }
 
+// Tests are about what etcd says, not about the disk of the machine, and a member whose disk is slow loses its
+// leader.
+std::string InMemory() { return std::filesystem::is_directory("/dev/shm") ? "/dev/shm" : "/tmp"; }
+
 }  // namespace
 
-// In memory where that is possible: these tests are about what etcd says, not about the disk of the machine,
-// and a member whose disk is slow loses its leader.
-EtcdCluster::EtcdCluster(int members, std::vector<std::string> flags, std::string scheme)
+EtcdCluster::EtcdCluster(int members, std::vector<std::string> flags, std::string scheme,
+                         const std::string& parent)
     : flags_(std::move(flags)),
       scheme_(std::move(scheme)),
-      folder_(std::filesystem::is_directory("/dev/shm") ? "/dev/shm" : "/tmp"),
+      folder_(parent.empty() ? InMemory() : parent),
       members_(static_cast<size_t>(members)) {
   for (int attempt = 1; attempt <= kMostStarts; ++attempt) {
     ChoosePorts();

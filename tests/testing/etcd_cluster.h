@@ -16,8 +16,10 @@ namespace ckptd {
 class EtcdCluster {
  public:
   // Returns once all members serve. `flags` are added to the command line of each. With `scheme` https the
-  // flags name the certificates, and whether a member serves is not asked.
-  explicit EtcdCluster(int members = 1, std::vector<std::string> flags = {}, std::string scheme = "http");
+  // flags name the certificates, and whether a member serves is not asked. `parent`: of the folder with the
+  // members' data; empty: in memory where that is possible.
+  explicit EtcdCluster(int members = 1, std::vector<std::string> flags = {}, std::string scheme = "http",
+                       const std::string& parent = "");
   ~EtcdCluster();  // Kills the members and removes their data.
 
   // host:port of each member.

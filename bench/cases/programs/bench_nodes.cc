@@ -83,7 +83,7 @@ std::vector<double> Percentiles(std::vector<double> values) {
 class Bench {
  public:
   Bench(int nodes, int ranks, int members, std::string folder)
-      : folder_(std::move(folder)), ranks_per_node_(ranks), cluster_(members) {
+      : folder_(std::move(folder)), ranks_per_node_(ranks), cluster_(members, {}, "http", folder_) {
     nodes_ = std::vector<Node>(static_cast<size_t>(nodes));
     for (size_t i = 0; i < nodes_.size(); ++i) Start(nodes_[i], static_cast<int>(i));
     join_seconds_ = Join(1);
@@ -374,7 +374,6 @@ std::string Pair(const std::vector<double>& values) {
 }
 
 int Main(const std::vector<int>& numbers, const std::string& folder) {
-  setenv("TMPDIR", folder.c_str(), 1);  // EtcdCluster's data.
   Bench bench(numbers[0], numbers[1], numbers[3], folder);
   std::vector<double> one_ms, all_ms;
   // In turns, so that all meet the same disk.
