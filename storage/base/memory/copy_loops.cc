@@ -56,7 +56,8 @@ __attribute__((target("avx2"))) void CopyLinear(char* to, const char* from, size
   CopyTail(to, from, at, size);
 }
 
-// One line of each of several pages in turn, as glibc's memcpy does for sizes that it considers large.
+// One line of each of several pages in turn, as glibc's memcpy does for sizes that it considers large: while
+// the processor waits for the translation of one page's address, it copies from the others.
 __attribute__((target("avx2"))) void CopyInterleaved(char* to, const char* from, size_t size) {
   size_t at = CopyHead(to, from, size);
   for (; size - at >= kPages * kPage; at += kPages * kPage) {
@@ -71,6 +72,18 @@ __attribute__((target("avx2"))) void CopyInterleaved(char* to, const char* from,
 
 __attribute__((target("avx512f"))) void CopyWide(char* to, const char* from, size_t size) {
   size_t at = CopyHead(to, from, size);
+  for (; size - at >= kWideLine; at += kWideLine) CopyWideLine(to + at, from + at);
+  CopyTail(to, from, at, size);
+}
+
+__attribute__((target("avx512f"))) void CopyWideInterleaved(char* to, const char* from, size_t size) {
+  size_t at = CopyHead(to, from, size);
+  for (; size - at >= kPages * kPage; at += kPages * kPage) {
+    for (size_t line = at; line < at + kPage; line += kWideLine) {
+      for (size_t page = 0; page < kPages; ++page)
+        CopyWideLine(to + line + page * kPage, from + line + page * kPage);
+    }
+  }
   for (; size - at >= kWideLine; at += kWideLine) CopyWideLine(to + at, from + at);
   CopyTail(to, from, at, size);
 }
@@ -96,6 +109,7 @@ constexpr CopyLoop kLoops[] = {
     {"avx512", HasAvx512, CopyWide},
     {"rep-movsb", HasFastStrings, CopyByString},
     {"avx2-interleaved", HasAvx2, CopyInterleaved},
+    {"avx512-interleaved", HasAvx512, CopyWideInterleaved},
 #endif
     {"memcpy", WorksEverywhere, CopyByMemcpy},
 };

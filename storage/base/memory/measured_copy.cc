@@ -10,8 +10,7 @@ namespace {
 constexpr uint64_t kNotHere = ~uint64_t{0};  // The cost of a loop that this processor does not have.
 constexpr uint64_t kTiePercent = 3;  // A loop must be faster by more than this to displace a preferred one.
 
-// Faults in the pages of the slice: a loop must not pay for that, because only the first one would. The copy
-// that follows overwrites every byte.
+// Faults in the pages of the slice. The copy that follows overwrites every byte.
 void Touch(char* to, const char* from, size_t size) {
   for (size_t at = 0; at < size; at += 4096) {
     *static_cast<volatile char*>(to + at) = *static_cast<const volatile char*>(from + at);
@@ -63,7 +62,10 @@ bool MeasuredCopy::TrySlice(char* to, const char* from, size_t size) {
   const auto count = static_cast<int64_t>(loops.size());
   const CopyLoop& loop = loops[static_cast<size_t>(turn % count)];
   const bool works = loop.works_here();
-  Touch(to, from, size);
+  // In the first rounds the target is mostly memory that was never used: faults would drown the difference
+  // between the loops. Later rounds measure the pages as the copy meets them: a loop that waits for the
+  // translation of each page's address must pay for that, and Touch would take it away.
+  if (turn < count * kRounds) Touch(to, from, size);
   const int64_t begin = now_();
   (works ? loop : *Preferred()).copy(to, from, size);
   const auto elapsed = static_cast<uint64_t>(std::max<int64_t>(now_() - begin, 1));
