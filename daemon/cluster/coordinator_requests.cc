@@ -33,6 +33,10 @@ absl::StatusOr<Reply> ResultOf(const Reply& reply) {
   return MakeError(code, reply.reason(), reply.message(), details);
 }
 
+bool IsSame(const CoordinatorRequests::Request& one, const CoordinatorRequests::Request& other) {
+  return one.registration() == other.registration() && one.number() == other.number();
+}
+
 bool IsNotCoordinator(const absl::Status& error) { return ReasonOf(error) == ledger_reason::kNotCoordinator; }
 
 }  // namespace
@@ -49,11 +53,15 @@ void CoordinatorRequests::SetNode(const NodeIdentity* node) {
   calls_.SetRegistered(false);
   node_.reset();
   own_ = nullptr;
-  for (auto& [number, pending] : std::exchange(pending_, {})) {
-    pending.done(
-        MakeError(absl::StatusCode::kUnavailable, ledger_reason::kUnavailable,
-                  absl::StrCat("this node has lost its registration in etcd before the coordinator of ",
-                               options_.run, " had answered: look whether it was done")));
+  std::vector<Done> ended;  // Those that are not written yet are asked with the next registration.
+  for (auto& [place, pending] : pending_) {
+    if (pending.done != nullptr) ended.push_back(std::move(pending.done));
+  }
+  std::erase_if(pending_, [](const auto& entry) { return entry.second.patient_until != Instant(); });
+  for (Done& done : ended) {
+    done(MakeError(absl::StatusCode::kUnavailable, ledger_reason::kUnavailable,
+                   absl::StrCat("this node has lost its registration in etcd before the coordinator of ",
+                                options_.run, " had answered: look whether it was done")));
   }
   if (node == nullptr) return;
   node_ = *node;
@@ -63,13 +71,14 @@ void CoordinatorRequests::SetNode(const NodeIdentity* node) {
 void CoordinatorRequests::OnTick() {
   calls_.OnTick();
   const Instant now = clock_->Now();
-  std::vector<int64_t> given_up;
-  for (auto& [number, pending] : pending_) {
+  std::vector<int> given_up;
+  for (auto& [place, pending] : pending_) {
+    if (pending.done == nullptr) continue;
     if (hooks_.has_coordinator()) pending.patient_until = now + options_.patience;
-    if (!pending.withdrawn && now >= pending.patient_until) given_up.push_back(number);
+    if (!pending.withdrawn && now >= pending.patient_until) given_up.push_back(place);
   }
-  for (const int64_t number : given_up) {
-    Withdraw(number,
+  for (const int place : given_up) {
+    Withdraw(place,
              MakeError(absl::StatusCode::kUnavailable, ledger_reason::kUnavailable,
                        absl::StrCat("no node coordinates ", options_.run,
                                     ", so the request is withdrawn; look at ckptctl status on its nodes")));
@@ -86,31 +95,37 @@ void CoordinatorRequests::Ask(Request request, Done done) {
   });
 }
 
+// Without a registration it waits for one.
 void CoordinatorRequests::Send(Request request, Done done) {
-  // Without a registration it waits for one.
-  const int64_t number = ++last_number_;
+  int place = 1;
+  while (pending_.contains(place)) ++place;
+  request.set_number(++last_number_);
+  pending_[place].number = request.number();
   calls_.Ask<absl::Status>(
       "to ask the coordinator of", clock_->Now() + options_.patience,
-      [this, number, request](LedgerCalls::Answer<absl::Status> written) {
+      [this, place, request](LedgerCalls::Answer<absl::Status> written) {
         Request named = request;
         named.set_registration(node_->value);
         CompareAndSwap swap;
-        const std::string key = keys_.Request(node_->name, number);
+        const std::string key = keys_.Request(node_->name, place);
         swap.ranges = {{key}};
         swap.held = {node_->Held()};
         swap.decide = [key, named, lease = node_->lease](const CompareAndSwap::Found& found) {
-          if (FirstOf<Request>(found[0]).registration() == named.registration()) return Operations();
+          if (IsSame(FirstOf<Request>(found[0]), named)) return Operations();
           return Operations{Put(key, named.SerializeAsString(), lease)};
         };
         swap.purpose = absl::StrCat("asking the coordinator of run ", options_.run);
         SwapIn(etcd_, std::move(swap), std::move(written));
       },
-      [this, number, done = std::move(done)](const absl::Status& written) mutable {
-        if (!written.ok()) return done(written);
-        Pending& pending = pending_[number];
+      [this, place, done = std::move(done)](const absl::Status& written) mutable {
+        if (!written.ok()) {
+          pending_.erase(place);
+          return done(written);
+        }
+        Pending& pending = pending_.at(place);
         pending.done = std::move(done);
         pending.patient_until = clock_->Now() + options_.patience;
-        if (own_ != nullptr) return OnOwnKey(number, own_->Find(keys_.Request(node_->name, number)));
+        if (own_ != nullptr) return OnOwnKey(place, own_->Find(keys_.Request(node_->name, place)));
         own_ = std::make_unique<EtcdMirror>(
             etcd_, keys_.Requests(node_->name),
             absl::StrCat("waiting for the coordinator of run ", options_.run),
@@ -122,31 +137,42 @@ void CoordinatorRequests::Send(Request request, Done done) {
 
 void CoordinatorRequests::OnOwnKeys(const std::vector<std::string>& keys) {
   for (const std::string& key : keys) {
-    int64_t number = 0;
-    if (own_ == nullptr || !absl::SimpleAtoi(LastPartOf(key), &number)) continue;
-    OnOwnKey(number, own_->Find(key));
+    int place = 0;
+    if (own_ == nullptr || !absl::SimpleAtoi(LastPartOf(key), &place)) continue;
+    OnOwnKey(place, own_->Find(key));
   }
 }
 
-void CoordinatorRequests::OnOwnKey(int64_t number, const std::string* value) {
+void CoordinatorRequests::OnOwnKey(int place, const std::string* value) {
+  const auto pending = pending_.find(place);
   Request request;
-  if (!pending_.contains(number) || value == nullptr || !request.ParseFromString(*value)) return;
-  if (request.registration() == node_->value && request.has_answer()) End(number, ResultOf(request.answer()));
+  if (pending == pending_.end() || pending->second.done == nullptr || value == nullptr ||
+      !request.ParseFromString(*value))
+    return;
+  const bool is_mine = request.registration() == node_->value && request.number() == pending->second.number;
+  if (is_mine && request.has_answer()) End(place, ResultOf(request.answer()));
 }
 
-void CoordinatorRequests::End(int64_t number, absl::StatusOr<Reply> answer) {
-  Pending ended = std::move(pending_.at(number));
-  pending_.erase(number);
+void CoordinatorRequests::End(int place, absl::StatusOr<Reply> answer) {
+  Pending ended = std::move(pending_.at(place));
+  pending_.erase(place);
   ended.done(std::move(answer));
 }
 
 // A coordinator that comes later does not carry it out. The answer comes with the key: it may be that of a
 // coordinator which was faster.
-void CoordinatorRequests::Withdraw(int64_t number, const absl::Status& why) {
-  pending_.at(number).withdrawn = true;
-  WriteAnswer(keys_.Request(node_->name, number), node_->value, ReplyOf(why), node_->Held(),
-              clock_->Now() + options_.patience, [this, number](const absl::Status& written) {
-                if (!written.ok() && pending_.contains(number)) End(number, written);
+void CoordinatorRequests::Withdraw(int place, const absl::Status& why) {
+  Pending& pending = pending_.at(place);
+  pending.withdrawn = true;
+  Request request;
+  request.set_registration(node_->value);
+  request.set_number(pending.number);
+  WriteAnswer(keys_.Request(node_->name, place), request, ReplyOf(why), node_->Held(),
+              clock_->Now() + options_.patience,
+              [this, place, number = pending.number](const absl::Status& written) {
+                const auto left = pending_.find(place);
+                if (!written.ok() && left != pending_.end() && left->second.number == number)
+                  End(place, written);
               });
 }
 
@@ -174,7 +200,9 @@ void CoordinatorRequests::OnAllKeys(const std::vector<std::string>& keys) {
     Request request;
     if (value == nullptr || !request.ParseFromString(*value) || request.has_answer()) {
       serving_.erase(key);
-    } else if (serving_.insert(key).second) {
+    } else if (const auto [served, is_new] = serving_.try_emplace(key, request);
+               is_new || !IsSame(served->second, request)) {
+      served->second = request;
       Serve(key, request);
       if (here.ended()) return;
     }
@@ -185,28 +213,27 @@ void CoordinatorRequests::Serve(const std::string& key, const Request& request) 
   hooks_.serve(request, leading_->Guard([this, key, request](const absl::StatusOr<Reply>& answer) {
     // The next coordinator, if it is another one, finds the request.
     if (IsNotCoordinator(answer.status())) return;
-    WriteAnswer(key, request.registration(), answer.ok() ? *answer : ReplyOf(answer.status()), *leadership_,
-                Instant::max(), [](const absl::Status&) {});  // NOT_COORDINATOR: the next one carries it out.
+    WriteAnswer(key, request, answer.ok() ? *answer : ReplyOf(answer.status()), *leadership_, Instant::max(),
+                [](const absl::Status&) {});  // NOT_COORDINATOR: the next one carries it out.
   }));
 }
 
 // The first answer stays. The key is never deleted: a late copy of the transaction that wrote it would bring
 // the request back.
-void CoordinatorRequests::WriteAnswer(const std::string& key, const std::string& registration,
-                                      const Reply& reply, const CompareAndSwap::Held& held, Instant deadline,
+void CoordinatorRequests::WriteAnswer(const std::string& key, const Request& request, const Reply& reply,
+                                      const CompareAndSwap::Held& held, Instant deadline,
                                       LedgerCalls::Answer<absl::Status> done) {
   calls_.Ask<absl::Status>(
       "to answer a request to", deadline,
-      [this, key, registration, reply, held](LedgerCalls::Answer<absl::Status> written) {
+      [this, key, request, reply, held](LedgerCalls::Answer<absl::Status> written) {
         CompareAndSwap swap;
         swap.ranges = {{key}};
         swap.held = {held};
-        swap.decide = [key, registration, reply](const CompareAndSwap::Found& found) {
-          auto request = FirstOf<Request>(found[0]);
-          if (found[0].empty() || request.registration() != registration || request.has_answer())
-            return Operations();
-          *request.mutable_answer() = reply;
-          return Operations{Put(key, request.SerializeAsString(), found[0][0].lease())};
+        swap.decide = [key, request, reply](const CompareAndSwap::Found& found) {
+          auto present = FirstOf<Request>(found[0]);
+          if (!IsSame(present, request) || present.has_answer()) return Operations();
+          *present.mutable_answer() = reply;
+          return Operations{Put(key, present.SerializeAsString(), found[0][0].lease())};
         };
         swap.purpose = absl::StrCat("answering a request to the coordinator of run ", options_.run);
         SwapIn(etcd_, std::move(swap), std::move(written));

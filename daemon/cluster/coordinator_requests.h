@@ -8,7 +8,6 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -28,7 +27,8 @@
 namespace ckptd {
 
 // Sends this node's requests, and, while this node leads, serves those of all nodes. A request has a key
-// under its node's lease, so that it ends with its node's registration. A coordinator that ends before it has answered leaves
+// under its node's lease, so that it ends with its node's registration. Later requests use the keys of answered
+// ones, so that a node has as many keys as it ever had requests at once. A coordinator that ends before it has answered leaves
 // the request to the next one: so a request may be carried out twice, and must allow for that. Used on one
 // thread.
 class CoordinatorRequests {
@@ -69,19 +69,20 @@ class CoordinatorRequests {
 
  private:
   struct Pending {
-    Done done;
+    int64_t number = 0;
+    Done done;  // Null until etcd has the request.
     bool withdrawn = false;
     Instant patient_until{};
   };
 
   void Send(Request request, Done done);
   void OnOwnKeys(const std::vector<std::string>& keys);
-  void OnOwnKey(int64_t number, const std::string* value);
-  void End(int64_t number, absl::StatusOr<Reply> answer);
-  void Withdraw(int64_t number, const absl::Status& why);
+  void OnOwnKey(int place, const std::string* value);
+  void End(int place, absl::StatusOr<Reply> answer);
+  void Withdraw(int place, const absl::Status& why);
   void OnAllKeys(const std::vector<std::string>& keys);
   void Serve(const std::string& key, const Request& request);
-  void WriteAnswer(const std::string& key, const std::string& registration, const Reply& reply,
+  void WriteAnswer(const std::string& key, const Request& request, const Reply& reply,
                    const CompareAndSwap::Held& held, Instant deadline,
                    LedgerCalls::Answer<absl::Status> done);
 
@@ -94,14 +95,14 @@ class CoordinatorRequests {
 
   // Of the present registration.
   std::optional<NodeIdentity> node_;
-  std::map<int64_t, Pending> pending_;  // By number.
+  std::map<int, Pending> pending_;  // By place.
   int64_t last_number_ = 0;
   std::unique_ptr<EtcdMirror> own_;  // The keys of this node, while a request is under way.
 
   // Of the present leadership.
   std::optional<CompareAndSwap::Held> leadership_;
   std::unique_ptr<EtcdMirror> all_;
-  std::set<std::string> serving_;  // Keys of requests that are being carried out.
+  std::map<std::string, Request> serving_;  // By key: the requests that are being carried out.
   std::optional<CallbackScope> leading_;
 };
 

@@ -2262,6 +2262,18 @@ TEST_P(NodesRunContract, RequestOnAnyNodeIsCarriedOutByTheCoordinator) {
   }
 }
 
+TEST_P(NodesRunContract, RequestsOfANodeUseTheKeysOfAnsweredOnes) {
+  for (const char* tag : {"step_1", "step_2"}) SaveAll(tag);
+  Node& asked = Other();
+  root_.pointed.insert(1);
+  for (int i = 0; i < 5; ++i) EXPECT_EQ(Delete(asked, "step_1", 1), reason::kPointed);
+  root_.pointed.clear();
+  EXPECT_EQ(Delete(asked, "step_1", 1), "OK");
+  EXPECT_EQ(Coordinator()->deletions.size(), 6u);
+  EXPECT_NE(nodes_.Read(keys_.Request(asked.name, 1)), "(none)");
+  EXPECT_EQ(nodes_.Read(keys_.Request(asked.name, 2)), "(none)") << "one user cannot fill etcd";
+}
+
 TEST_P(NodesRunContract, RequestThatACoordinatorHasNotAnsweredIsCarriedOutByTheNext) {
   for (const char* tag : {"step_1", "step_2"}) SaveAll(tag);
   Node& first = *Coordinator();

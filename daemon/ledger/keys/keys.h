@@ -84,8 +84,8 @@ class LedgerKeys {
   // What nodes ask of the coordinator in the name of operators.
   std::string Requests() const { return prefix_ + "requests/"; }
   std::string Requests(const std::string& node) const { return Requests() + node + "/"; }
-  std::string Request(const std::string& node, int64_t number) const {
-    return Requests(node) + absl::StrFormat("%d", number);
+  std::string Request(const std::string& node, int place) const {
+    return Requests(node) + absl::StrFormat("%d", place);
   }
 
   std::string Living() const { return prefix_ + "living/"; }
