@@ -27,10 +27,10 @@
 namespace ckptd {
 
 // Sends this node's requests, and, while this node leads, serves those of all nodes. A request has a key
-// under its node's lease, so that it ends with its node's registration. Later requests use the keys of answered
-// ones, so that a node has as many keys as it ever had requests at once. A coordinator that ends before it has answered leaves
-// the request to the next one: so a request may be carried out twice, and must allow for that. Used on one
-// thread.
+// under its node's lease, so that it ends with its node's registration. Later requests use the keys of
+// answered ones, so that a node has as many keys as it ever had requests at once. A coordinator that ends
+// before it has answered leaves the request to the next one: so a request may be carried out twice, and must
+// allow for that. Used on one thread.
 class CoordinatorRequests {
  public:
   using Request = ledger::v1::CoordinatorRequest;
@@ -54,7 +54,8 @@ class CoordinatorRequests {
   // `etcd` and `clock` must outlive it.
   CoordinatorRequests(Etcd* etcd, Clock* clock, Options options, Hooks hooks);
 
-  // The present registration; null: none. Requests under way get LEDGER_UNAVAILABLE.
+  // The present registration; null: none. Requests that etcd has get LEDGER_UNAVAILABLE then; others are sent
+  // with the next registration.
   void SetNode(const NodeIdentity* node);
   // This node leads; null: not any more.
   void SetLeadership(const CompareAndSwap::Held* leadership);

@@ -65,8 +65,8 @@ class SettingKeys {
   void SetPinned(const std::string& tag, int64_t sequence, bool pinned, Done set);
   void SetRetention(const Policy& policy, Done set);
 
-  // Gives a checkpoint that was found in the root etcd's pin. Writes a pin that only the root has, as in a run
-  // that has come from another etcd, to etcd.
+  // Gives a checkpoint that was found in the root etcd's pin. Writes a pin that only the root has, as in a
+  // run that has come from another etcd, to etcd.
   void Apply(CommittedCheckpoint* checkpoint);
 
  private:
