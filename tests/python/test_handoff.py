@@ -5,6 +5,7 @@ protocol.
 from __future__ import annotations
 
 import array
+import concurrent.futures
 import contextlib
 import fcntl
 import os
@@ -163,7 +164,7 @@ def test_end_of_the_connection_is_noticed_at_once(peer: Peer, client: Handoff) -
     with pytest.raises(ckptd.Unavailable):
         client.fetch_segments([1], 10)
     client.goodbye(1)
-    assert client.fileno() == -1 and not client.alive()
+    assert not client.alive()
 
 
 def test_garbage_file_is_an_error_and_no_crash(peer: Peer, client: Handoff, sent: int) -> None:
@@ -191,6 +192,37 @@ def test_connection_that_another_thread_closes_meanwhile_is_unavailable(peer: Pe
     client.close()
     with pytest.raises(ckptd.Unavailable):
         client.attach_root(0, "/tmp", 5.0)
+
+
+def test_close_ends_the_wait_of_another_thread_though_its_descriptor_number_is_free_for_another_file(
+    peer: Peer,
+) -> None:
+    asked = threading.Event()
+
+    def never(request: Any) -> List[Tuple[bytes, List[int]]]:
+        asked.set()
+        return []
+
+    peer.answers = never
+    client = Handoff(peer.path)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(client.fetch_segments, [1], 60.0)
+        assert asked.wait(10)
+        client.close()
+        with contextlib.ExitStack() as files:
+            for _ in range(4):  # One of them gets the number that `client` has had, if that was closed.
+                files.push(contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)))
+            with pytest.raises(ckptd.Unavailable, match="failed"):
+                waiting.result(10)
+
+
+def test_descriptor_is_closed_with_the_last_reference(peer: Peer) -> None:
+    client = Handoff(peer.path)
+    descriptor = client.fileno()
+    client.close()
+    assert os.path.exists(f"/proc/self/fd/{descriptor}")
+    del client
+    assert not os.path.exists(f"/proc/self/fd/{descriptor}")
 
 
 def listen_as(uid: int, path: str, kind: Any) -> Any:

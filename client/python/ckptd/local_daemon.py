@@ -403,9 +403,11 @@ def _quoted(text: str) -> str:
 def _says_ready(descriptor: int, seconds: float) -> bool:
     """Returns whether READY comes in time. False also at the end of the pipe, when the daemon has ended."""
     deadline = time.monotonic() + seconds
+    poll = select.poll()  # select() refuses descriptors above 1023.
+    poll.register(descriptor, select.POLLIN)
     received = b""
     while b"READY" not in received:
-        readable, _, _ = select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
+        readable = poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
         piece = os.read(descriptor, 64) if readable else b""
         if not piece:
             return False

@@ -144,9 +144,8 @@ class SaveWatcher:
         """Blocks until something is posted, the daemon hangs up, or the time is over."""
         poll = select.poll()
         poll.register(self._wake_read, select.POLLIN)
-        descriptor = session.handoff.fileno() if session is not None and session.handoff is not None else -1
-        if descriptor >= 0:
-            poll.register(descriptor, select.POLLRDHUP)
+        if session is not None and session.handoff is not None:
+            poll.register(session.handoff, select.POLLRDHUP)
         poll.poll(seconds * 1000)
         try:
             os.read(self._wake_read, 4096)

@@ -4,12 +4,14 @@ The frames are those of proto/ckptd/v1/handoff.proto, one in each packet of a SO
 """
 
 import array
+import contextlib
 import os
 import select
 import socket
 import struct
 import threading
 import time
+import weakref
 from typing import Any, List, Sequence, Tuple
 
 from google.protobuf.message import DecodeError
@@ -43,6 +45,8 @@ class Handoff:
         self._socket = socket.socket(
             socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
         )
+        end = weakref.finalize(self, self._socket.close)  # Without a warning about an unclosed socket.
+        end.atexit = False  # Other threads may still poll it then.
         try:
             self._socket.connect(path)
             check_server(path, self._peer()[1])
@@ -107,21 +111,23 @@ class Handoff:
         self.close()
 
     def fileno(self) -> int:
-        """Returns the socket's descriptor, for poll(); -1 after close()."""
+        """Returns the socket's descriptor, for poll()."""
         return self._socket.fileno()
 
     def alive(self) -> bool:
         """Returns whether the connection is still open at both ends. Does not block."""
-        descriptor = self._socket.fileno()
-        if descriptor < 0:
-            return False
         poll = select.poll()
-        poll.register(descriptor, select.POLLRDHUP)
+        poll.register(self._socket, select.POLLRDHUP)
         return not any(events & _HANG_UP for _, events in poll.poll(0))
 
     def close(self) -> None:
-        """Closes the connection without a word to the daemon. May be called more than once."""
-        self._socket.close()
+        """Ends the connection without a word to the daemon, and every wait of other threads for an answer.
+
+        May be called more than once. The descriptor stays open as long as this object lives: a thread that polls a
+        descriptor which another one closes may go on with the next file that gets its number.
+        """
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def _ask(self, request: Any, descriptors: Sequence[int], timeout: float) -> Tuple[Any, List[int]]:
         """Sends a request with descriptors; returns the response and the descriptors that came with it."""
@@ -141,8 +147,7 @@ class Handoff:
                     if response.id == request.id:
                         break
                     _close_all(received)  # The answer to an earlier request, which timed out.
-            # ValueError: another thread has closed the socket meanwhile.
-            except (OSError, ValueError, DecodeError) as error:
+            except (OSError, DecodeError) as error:
                 raise errors.Unavailable(
                     f"the hand-off socket of the daemon failed: {error}", reason="UNAVAILABLE"
                 ) from error
