@@ -367,6 +367,7 @@ void NodesRun::OnLeadership(const RunCoordinator::Leadership& leadership) {
   options.node = *node_;
   options.run = options_.path;
   options.grace = options_.grace;
+  options.ended_kept_for = options_.ended_kept_for;
   // The scan finds what earlier coordinators have begun to remove, and updates the pointer files.
   coordinator_ = std::make_unique<SaveCoordinator>(
       etcd_, clock_, files_, options, leadership,

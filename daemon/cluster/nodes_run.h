@@ -53,9 +53,10 @@ class NodesRun : public Authority, public NodesReading {
   struct Options {
     std::string cluster_prefix;  // Of all keys of ckptd in this etcd, with the slash at its end.
     std::string path;            // Of the root, as the processes of a launch name it; also for messages.
-    Duration grace = std::chrono::seconds(30);     // For a lost node to come back.
-    Duration patience = std::chrono::seconds(30);  // With etcd, for what has no deadline of its own.
-    UseBound bound;                                // On what the runs of one user have in etcd.
+    Duration grace = std::chrono::seconds(30);        // For a lost node to come back.
+    Duration patience = std::chrono::seconds(30);     // With etcd, for what has no deadline of its own.
+    Duration ended_kept_for = std::chrono::hours(1);  // As OldSaves::Options::kept_for.
+    UseBound bound;                                   // On what the runs of one user have in etcd.
     // Runs it on the thread that uses this object. Thread-safe.
     std::function<void(absl::AnyInvocable<void()>)> post;
     // Asks for a new registration of the node, and says why. It comes by SetNode, later.

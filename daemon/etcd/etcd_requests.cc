@@ -71,6 +71,12 @@ RequestOp Delete(const std::string& key) {
   return operation;
 }
 
+RequestOp DeleteBelow(const std::string& prefix) {
+  RequestOp operation = Delete(prefix);
+  operation.mutable_request_delete_range()->set_range_end(PrefixEnd(prefix));
+  return operation;
+}
+
 const etcdserverpb::KeyValue* Found(const etcdserverpb::TxnResponse& response, int place) {
   if (place >= response.responses_size()) return nullptr;
   const etcdserverpb::RangeResponse& range = response.responses(place).response_range();

@@ -33,6 +33,8 @@ etcdserverpb::RequestOp Get(const std::string& key);
 // `lease` 0: the key stays until it is deleted.
 etcdserverpb::RequestOp Put(const std::string& key, const std::string& value, int64_t lease = 0);
 etcdserverpb::RequestOp Delete(const std::string& key);
+// Deletes all keys that begin with `prefix`.
+etcdserverpb::RequestOp DeleteBelow(const std::string& prefix);
 
 // ---- answers
 

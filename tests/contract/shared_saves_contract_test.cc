@@ -122,6 +122,52 @@ TEST_P(SharedSavesContract, OthersDoNotWaitForANodeThatHasSkippedTheSave) {
   EXPECT_EQ(Save("step_2"), "COMMITTED");
 }
 
+// ---- what etcd keeps
+
+class OldSavesContract : public SharedSavesContract {
+ protected:
+  OldSavesContract() { ended_kept_for_ = seconds(30); }
+};
+INSTANTIATE_TEST_SUITE_P(, OldSavesContract, ::testing::ValuesIn(SimulatedEtcds(/*seeds=*/20)), NameOf);
+
+TEST_P(OldSavesContract, EtcdKeepsTheNewestCheckpointAndLaterSavesAndForgetsTheOthersInTime) {
+  EXPECT_EQ(Save("step_1"), "COMMITTED");
+  all_[1].no = "POOL_EXHAUSTED";
+  EXPECT_EQ(Save("step_2"), "ENDED POOL_EXHAUSTED of node2, ranks 1");
+  RunFor(minutes(2));
+  const std::set<int64_t> before = KnownSaves();
+  EXPECT_THAT(before, Contains(1)) << "no newer checkpoint is there";
+  EXPECT_GT(*before.rbegin(), 1) << "it may be the last sequence";
+  all_[1].no.clear();
+  EXPECT_EQ(Save("step_3"), "COMMITTED");
+  const int64_t newest = *KnownSaves().rbegin();
+  RunUntil([&] { return *KnownSaves().begin() == newest; });
+  nodes_.DeliverLateCopies();
+  EXPECT_EQ(*KnownSaves().begin(), newest) << "a late copy has brought something back";
+  EXPECT_EQ(Save("step_4"), "COMMITTED");
+}
+
+TEST_P(OldSavesContract, NextCoordinatorForgetsThemToo) {
+  EXPECT_EQ(Save("step_1"), "COMMITTED");
+  EXPECT_EQ(Save("step_2"), "COMMITTED");
+  RunUntil([this] { return Coordinator() != nullptr; });
+  Restart(*Coordinator());
+  RunUntil([this] { return !KnownSaves().contains(1); });
+  EXPECT_EQ(Save("step_3"), "COMMITTED");
+}
+
+TEST_P(OldSavesContract, RankThatBeginsAForgottenSaveIsToldThatTheOthersAreMissing) {
+  EXPECT_EQ(Save("step_1"), "COMMITTED");
+  EXPECT_EQ(Save("step_2"), "COMMITTED");
+  RunUntil([this] { return !KnownSaves().contains(1); });
+  RunFor(seconds(10));  // Until all nodes see that.
+  const SaveName again = Named("step_1");
+  for (Node& node : all_) node.parts.clear();
+  Begin(all_[1], again, minutes(1));
+  EXPECT_THAT(EndOfSave(again), StartsWith("ENDED RANKS_MISSING"));
+  EXPECT_THAT(root_.published, Contains("step_1 1")) << "the checkpoint stays";
+}
+
 // ---- the order of saves
 
 TEST_P(SharedSavesContract, YoungerSaveWaitsUntilTheOlderOneIsPublished) {

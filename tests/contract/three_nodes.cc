@@ -104,6 +104,7 @@ void ThreeNodes::OnLeadership(Node& node, const RunCoordinator::Leadership& lead
   options.prefix = nodes_.prefix() + "run/";
   options.node = node.registration->identity();
   options.run = "test";
+  options.ended_kept_for = ended_kept_for_;
   SaveCoordinator::Hooks hooks;
   hooks.term_begun = [] {};
   hooks.lost = [&node](const absl::Status& why) {
@@ -350,20 +351,42 @@ std::string ThreeNodes::EndOfSave(const SaveName& name) {
   return absl::StrJoin(ends, " | ");
 }
 
-bool ThreeNodes::AllHaveEnded() {
-  const std::string prefix = LedgerKeys(nodes_.prefix() + "run/").SaveStates();
+std::map<std::string, std::string> ThreeNodes::KeysBelow(const std::string& prefix) {
   etcdserverpb::RangeRequest all;
   all.set_key(prefix);
   all.set_range_end(PrefixEnd(prefix));
-  bool ended = true;
+  std::map<std::string, std::string> keys;
   etcd_.WithModel([&](EtcdModel& model) {
     const auto found = model.Range(all);
-    for (const etcdserverpb::KeyValue& key : found->kvs()) {
-      SaveState state;
-      ended = ended && state.ParseFromString(key.value()) &&
-              (HasEnded(state) || state.phase() == SaveState::OPEN);
-    }
+    for (const etcdserverpb::KeyValue& key : found->kvs())
+      keys[key.key().substr(prefix.size())] = key.value();
   });
+  return keys;
+}
+
+std::set<int64_t> ThreeNodes::KnownSaves() {
+  const std::string run = nodes_.prefix() + "run/";
+  std::set<int64_t> known;
+  for (const auto& [key, value] : KeysBelow(LedgerKeys(run).SaveStates())) {
+    SaveState state;
+    EXPECT_TRUE(state.ParseFromString(value));
+    if (state.phase() != SaveState::OPEN) known.insert(std::stoll(key));
+  }
+  for (const auto& [key, value] : KeysBelow(LedgerKeys(run).AllVotes())) known.insert(std::stoll(key));
+  for (const auto& [key, value] : KeysBelow(run + "index/")) {
+    ledger::v1::SaveIndex index;
+    EXPECT_TRUE(index.ParseFromString(value));
+    known.insert(index.sequence());
+  }
+  return known;
+}
+
+bool ThreeNodes::AllHaveEnded() {
+  bool ended = true;
+  for (const auto& [key, value] : KeysBelow(LedgerKeys(nodes_.prefix() + "run/").SaveStates())) {
+    SaveState state;
+    ended = ended && state.ParseFromString(value) && (HasEnded(state) || state.phase() == SaveState::OPEN);
+  }
   return ended;
 }
 
@@ -379,11 +402,18 @@ bool ThreeNodes::NothingIsInFlight() {
 
 std::map<int64_t, std::vector<SaveState>> ThreeNodes::History() {
   std::map<int64_t, std::vector<SaveState>> history;
+  std::set<int64_t> removed;
   const std::string prefix = LedgerKeys(nodes_.prefix() + "run/").SaveStates();
   etcd_.WithModel([&](EtcdModel& model) {
     for (const auto& event : model.Events(prefix, PrefixEnd(prefix), 1)) {
       int64_t sequence = 0;
       EXPECT_TRUE(absl::SimpleAtoi(event.kv().key().substr(prefix.size()), &sequence));
+      EXPECT_FALSE(removed.contains(sequence)) << "a removed save has come back: " << sequence;
+      if (event.type() == etcdserverpb::Event::DELETE) {
+        EXPECT_TRUE(HasEnded(history[sequence].back())) << TextOf(history[sequence].back());
+        removed.insert(sequence);
+        continue;
+      }
       EXPECT_TRUE(history[sequence].emplace_back().ParseFromString(event.kv().value()));
     }
   });
@@ -391,11 +421,12 @@ std::map<int64_t, std::vector<SaveState>> ThreeNodes::History() {
 }
 
 std::vector<SaveState> ThreeNodes::HistoryOf(const SaveName& name) {
-  for (const auto& [sequence, states] : History()) {
+  std::vector<SaveState> found;
+  for (auto& [sequence, states] : History()) {
     const SaveState& last = states.back();
-    if (SaveName{last.attempt(), last.tag(), last.ordinal()} == name) return states;
+    if (SaveName{last.attempt(), last.tag(), last.ordinal()} == name) found = std::move(states);
   }
-  return {};
+  return found;
 }
 
 void ThreeNodes::CheckInvariants() {

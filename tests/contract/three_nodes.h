@@ -101,15 +101,22 @@ class ThreeNodes : public ::testing::TestWithParam<EtcdKind> {
   // Of the directories in flight, whether none is of a save that has a name.
   bool NothingIsInFlight();
 
+  // What etcd has now below a prefix, by the rest of the key.
+  std::map<std::string, std::string> KeysBelow(const std::string& prefix);
+  // The sequences of the saves of which etcd has a state, a vote or an index; without prepared ones that no
+  // node has voted for.
+  std::set<int64_t> KnownSaves();
+
   // ---- invariants
   // All states that each save has had, as etcd knows.
   std::map<int64_t, std::vector<ledger::v1::SaveState>> History();
-  // Of the save with this name; empty: none has it.
+  // Of the last save with this name; empty: none has it.
   std::vector<ledger::v1::SaveState> HistoryOf(const SaveName& name);
   void CheckInvariants();
 
   AnyEtcd etcd_{GetParam()};
   RegisteredNodes nodes_{&etcd_};
+  Duration ended_kept_for_ = std::chrono::hours(1);  // Of coordinators from now on, see OldSaves.
   // A publication may be decided while the checkpoint at its tag is hidden, and be decided again.
   bool stale_decisions_ = false;
   FakeSharedRoot root_{

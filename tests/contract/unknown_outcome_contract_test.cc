@@ -86,6 +86,21 @@ TEST_P(UnknownOutcomeContract, RunGoesOnWhenAnOperatorSaysThatItIsNotThere) {
   EXPECT_EQ(HistoryOf(first_).back().end().reason(), "INDETERMINATE") << "what ranks have heard stays";
 }
 
+class ForgottenOutcomeContract : public UnknownOutcomeContract {
+ protected:
+  ForgottenOutcomeContract() { ended_kept_for_ = seconds(5); }
+};
+INSTANTIATE_TEST_SUITE_P(, ForgottenOutcomeContract, ::testing::ValuesIn(SimulatedEtcds(/*seeds=*/20)),
+                         NameOf);
+
+TEST_P(ForgottenOutcomeContract, EtcdKeepsItUntilItIsSettled) {
+  RunFor(seconds(60));
+  EXPECT_TRUE(KnownSaves().contains(1));
+  EXPECT_EQ(Settle("step_1", false), "1 is none");
+  EXPECT_EQ(EndOfSave(second_), "COMMITTED");
+  RunUntil([this] { return !KnownSaves().contains(1); });
+}
+
 TEST_P(UnknownOutcomeContract, RunGoesOnWhenItTurnsUpAtItsTag) {
   root_.tags["step_1"] = 1;
   EXPECT_EQ(EndOfSave(second_), "COMMITTED");

@@ -90,6 +90,7 @@ void Node::StartEngine() {
   SharedRoots::Options shared;
   shared.cluster_prefix = kClusterPrefix;
   shared.grace = kGrace;
+  if (world_.plan().forgets) shared.ended_kept_for = 3 * kGrace;
   roots_ = std::make_unique<SharedRoots>(
       etcd_.get(), &world_.schedule().clock(), shared,
       [this](absl::AnyInvocable<void()> work) { Later(microseconds(5), std::move(work)); },

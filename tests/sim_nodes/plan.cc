@@ -42,7 +42,7 @@ constexpr const char* kNames[kOperationKinds] = {"launch",
 constexpr uint64_t kDamageStream = 21, kReadersStream = 50, kFollowedDamageStream = 809, kConflictStream = 70,
                    kFullStream = 909, kRegisterAnewStream = 1091, kHangNodeStream = 1261,
                    kSuspectStream = 2603, kRestoreStream = 1653, kPutBackStream = 1703,
-                   kPointersStream = 2997, kAbortStream = 3301, kPinStream = 3407;
+                   kPointersStream = 2997, kAbortStream = 3301, kPinStream = 3407, kForgetsStream = 3511;
 
 void AddReaders(Plan* plan) {
   sim::Random random(sim::Mix(plan->seed, kReadersStream));
@@ -142,6 +142,12 @@ void AddPins(Plan* plan) {
   }
 }
 
+// Etcd forgets saves while ranks may still ask for them.
+void AddForgetting(Plan* plan) {
+  sim::Random random(sim::Mix(plan->seed, kForgetsStream));
+  plan->forgets = random.Percent(40);
+}
+
 void AddPointers(Plan* plan) {
   sim::Random random(sim::Mix(plan->seed, kPointersStream));
   if (!random.Percent(25)) return;
@@ -205,6 +211,7 @@ std::string Plan::ToString() const {
     if (value > 0) absl::StrAppend(&words, ", ", name, " ", value, " %");
   };
   add(pointers, "pointers");
+  add(forgets, "forgets");
   percent(suspect, "suspect");
   percent(etcd.lost_requests, "lost requests");
   percent(etcd.lost_answers, "lost answers");
@@ -285,6 +292,7 @@ Plan PlanOf(uint64_t seed) {
   AddAborts(&plan);
   AddPointers(&plan);
   AddPins(&plan);
+  AddForgetting(&plan);
   std::stable_sort(plan.operations.begin(), plan.operations.end(),
                    [](const Operation& x, const Operation& y) { return x.at < y.at; });
   return plan;

@@ -68,6 +68,7 @@ struct Plan {
   bool readers = false;   // Ranks read older checkpoints all the time.
   bool damage = false;    // Ranks find changed bytes and missing files of checkpoints.
   bool pointers = false;  // Most saves name a pointer, and some re-saves do not.
+  bool forgets = false;   // Etcd forgets saves soon after their end.
   int suspect = 0;        // Percentage of parts that a rank calls suspect.
   Duration length{};
   std::vector<Operation> operations;  // Sorted by time.

@@ -497,6 +497,7 @@ bool World::CheckRetention() {
 // once; no whole checkpoint was ever marked as damaged; and CheckRemoval holds for each decision.
 void World::CheckHistory() {
   std::map<std::string, SaveState> states;
+  std::set<std::string> forgotten;
   Kept kept;
   etcd_->WithModel([&](EtcdModel& model) {
     auto change = changes_.begin();
@@ -506,6 +507,12 @@ void World::CheckHistory() {
       const std::string& key = event.kv().key();
       CheckRemoval(key, event.kv().value(), &kept);
       if (key.find("/states/") == std::string::npos) continue;
+      if (forgotten.contains(key)) oracle_.Violated(absl::StrCat(key, " is there again"));
+      if (event.type() == etcdserverpb::Event::DELETE) {
+        forgotten.insert(key);
+        if (!IsEnd(states[key].phase())) oracle_.Violated(absl::StrCat(key, " is forgotten before its end"));
+        continue;
+      }
       SaveState state;
       state.ParseFromString(event.kv().value());
       const auto [known, is_new] = states.try_emplace(key, state);
@@ -516,6 +523,7 @@ void World::CheckHistory() {
       known->second = state;
     }
   });
+  for (size_t i = 0; i < forgotten.size(); ++i) Count("save forgotten");
   for (const auto& [key, state] : states)
     Count(absl::StrCat("state ", SaveState::Phase_Name(state.phase()), " ", state.end().reason()));
 }

@@ -52,6 +52,8 @@ SaveCoordinator::SaveCoordinator(Etcd* etcd, Clock* clock, SharedRootIo* root, O
                       AllChanged();
                     },
                 .lost = [this](const absl::Status& why) { OnLost(why); }}),
+      old_(etcd, clock, {options_.prefix, options_.run, options_.ended_kept_for}, leadership_.held,
+           [this](const absl::Status& why) { OnLost(why); }),
       absent_(options_.grace) {}
 
 void SaveCoordinator::Start() {
@@ -140,6 +142,7 @@ void SaveCoordinator::Follow(const SharedSave& seen) {
 
 void SaveCoordinator::Ended(const SharedSave& save) {
   if (save.state.end().reason() == reason::kIndeterminate) unknown_.OnEnded(save);
+  old_.OnEnded(save);
   if (publication_ != nullptr && publication_->sequence() == save.sequence) publication_ = nullptr;
   if (save.state.phase() == SaveState::ENDED || save.sequence <= unused_) sweep_needed_ = true;
   if (saves_.erase(save.sequence) == 0) return;
@@ -183,6 +186,7 @@ void SaveCoordinator::OnTick() {
   if (publication_ != nullptr) publication_->Go();
   prepared_.OnTick();
   unknown_.OnTick();
+  old_.OnTick();
   Sweep();
 }
 

@@ -17,6 +17,7 @@
 #include "ckptd/ledger/v1/ledger.pb.h"
 #include "daemon/cluster/coordinator/absent_nodes.h"
 #include "daemon/cluster/coordinator/checkpoint_publication.h"
+#include "daemon/cluster/coordinator/old_saves.h"
 #include "daemon/cluster/coordinator/prepared_saves.h"
 #include "daemon/cluster/coordinator/save_watch.h"
 #include "daemon/cluster/coordinator/unknown_outcomes.h"
@@ -58,9 +59,10 @@ class SaveCoordinator {
   struct Options {
     std::string prefix;  // Of the run's keys, with the slash at its end.
     NodeIdentity node;
-    std::string run;                                 // For messages.
-    Duration grace = std::chrono::seconds(30);       // For a node to come back.
-    Duration stale_names = std::chrono::seconds(5);  // For how long names in the root may be old.
+    std::string run;                                  // For messages.
+    Duration grace = std::chrono::seconds(30);        // For a node to come back.
+    Duration stale_names = std::chrono::seconds(5);   // For how long names in the root may be old.
+    Duration ended_kept_for = std::chrono::hours(1);  // As OldSaves::Options::kept_for.
   };
   struct Hooks {
     // Runs once, when this node may publish, remove, and write pointers.
@@ -142,6 +144,7 @@ class SaveCoordinator {
   SaveWatch watch_;
   PreparedSaves prepared_;
   UnknownOutcomes unknown_;
+  OldSaves old_;
   bool reading_states_ = false;  // Nothing is decided meanwhile.
   bool lost_ = false;
   bool beginning_term_ = false, term_begun_ = false;

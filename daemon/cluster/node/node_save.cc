@@ -52,6 +52,9 @@ const char* Purpose(NodeSave::Request request) {
 }  // namespace
 
 bool HasEnded(const SaveState& state) { return PlaceOf(state) == 5; }
+bool IsCheckpoint(const SaveState& state) {
+  return state.phase() == SaveState::COMMITTED || state.found() == SaveState::IS_CHECKPOINT;
+}
 bool IsLater(const SaveState& before, const SaveState& after) { return PlaceOf(before) < PlaceOf(after); }
 
 bool NodeSave::IsUndecided() const { return save.sequence == 0 || IsUndecidedState(save.state); }

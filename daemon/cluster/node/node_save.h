@@ -18,6 +18,8 @@ namespace ckptd {
 
 // Whether a save has ended, as a checkpoint or not.
 bool HasEnded(const ledger::v1::SaveState& state);
+// Whether the save is a checkpoint, even if that was unknown when it ended.
+bool IsCheckpoint(const ledger::v1::SaveState& state);
 // Whether `after` is a later phase of a save than `before`. A state from a watch may be older than a known
 // one.
 bool IsLater(const ledger::v1::SaveState& before, const ledger::v1::SaveState& after);

@@ -48,11 +48,6 @@ absl::Status OtherRanks(const std::string& tag, const std::vector<int>& proposed
 
 SaveName NameOf(const SaveState& state) { return {state.attempt(), state.tag(), state.ordinal()}; }
 
-// Whether the save is a checkpoint, even if that was unknown when it ended.
-bool IsCheckpoint(const SaveState& state) {
-  return state.phase() == SaveState::COMMITTED || state.found() == SaveState::IS_CHECKPOINT;
-}
-
 // Whether the sequence is another save's, or unused.
 bool IsOfAnother(const SaveName& name, const SaveState& state) {
   return state.phase() != SaveState::OPEN && NameOf(state) != name;
@@ -342,9 +337,13 @@ void SharedSaves::OnStates(const std::vector<std::string>& keys) {
   SharedSave newest;
   for (const std::string& key : keys) {
     SharedSave save;
-    const std::string* const value = states_.Find(key);
-    if (value == nullptr || !save.state.ParseFromString(*value)) continue;
     if (!absl::SimpleAtoi(key.substr(keys_.SaveStates().size()), &save.sequence)) continue;
+    const std::string* const value = states_.Find(key);
+    if (value == nullptr) {
+      std::erase_if(sequences_, [&save](const auto& known) { return known.second == save.sequence; });
+      continue;
+    }
+    if (!save.state.ParseFromString(*value)) continue;
     if (lost_) return;
     OnState(save);
     if (IsCheckpoint(save.state) && save.sequence > newest_committed_) {

@@ -26,7 +26,11 @@ std::string EndOf(const CompareAndSwap::Range& range) {
   return range.is_prefix ? PrefixEnd(range.key) : range.end;
 }
 
-Compare Unchanged(const CompareAndSwap::Range& range, int64_t revision) {
+// That nothing was written in the range since the revision at which `found` was read, and that a single key was
+// not deleted: a late copy of a request must not bring it back.
+Compare Unchanged(const CompareAndSwap::Range& range, const std::vector<etcdserverpb::KeyValue>& found,
+                  int64_t revision) {
+  if (!found.empty() && EndOf(range).empty()) return LastChangedAt(range.key, found[0].mod_revision());
   Compare compare = UnchangedSince(range.key, revision);
   compare.set_range_end(EndOf(range));
   return compare;
@@ -103,8 +107,8 @@ class Swapper : public std::enable_shared_from_this<Swapper> {
           absl::StrCat("others have changed the same keys ", kMostRounds, " times while ", swap_.purpose)));
     }
     std::vector<Compare> unchanged;
-    for (const CompareAndSwap::Range& range : swap_.ranges)
-      unchanged.push_back(Unchanged(range, read.header().revision()));
+    for (size_t i = 0; i < swap_.ranges.size(); ++i)
+      unchanged.push_back(Unchanged(swap_.ranges[i], found[i], read.header().revision()));
     Write(operations, unchanged);
   }
 
@@ -138,7 +142,7 @@ Compare UnchangedFrom(const CompareAndSwap::Range& range, const std::vector<etcd
   int64_t last = 0;
   for (const etcdserverpb::KeyValue& key : keys) last = std::max(last, key.mod_revision());
   if (!keys.empty() && last == 0) return HasValue(range.key, keys[0].value());
-  return Unchanged(range, last);
+  return Unchanged(range, keys, last);
 }
 
 void SwapIn(Etcd* etcd, CompareAndSwap swap, absl::AnyInvocable<void(absl::Status)> done) {

@@ -125,6 +125,25 @@ TEST_F(CompareAndSwapTest, GuessOfAValueAloneIsComparedByTheValue) {
   EXPECT_THAT(decided_from_, ElementsAre("1", "1", "2"));
 }
 
+TEST_F(CompareAndSwapTest, LateCopyDoesNotFollowADeletionOfTheKeyThatItHadRead) {
+  etcdserverpb::TxnRequest write, remove;  // Neither has an effect when it is repeated.
+  *write.add_compare() = Absent("step");
+  *write.add_success() = Put("key", "1");
+  *write.add_success() = Put("step", "written");
+  *remove.add_compare() = HasValue("step", "written");
+  *remove.add_success() = Delete("key");
+  *remove.add_success() = Delete("copy");
+  *remove.add_success() = Put("step", "removed");
+  etcd_.WithModel([&](EtcdModel& model) { EXPECT_TRUE(model.Txn(write)->succeeded()); });
+  EXPECT_TRUE(Copy({"key"}, std::nullopt).ok());
+  EXPECT_EQ(Read("copy"), "1");
+  etcd_.WithModel([&](EtcdModel& model) {
+    EXPECT_TRUE(model.Txn(remove)->succeeded());
+    model.ReplayTransactions();
+  });
+  EXPECT_EQ(Read("copy"), "(none)");
+}
+
 TEST_F(CompareAndSwapTest, WritesNothingWhenWhatIsHeldIsLost) {
   const int64_t revision = Write("key", "1");
   Write("leadership", "another node");

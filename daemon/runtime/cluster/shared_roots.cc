@@ -39,6 +39,7 @@ RootAccess SharedRoots::Open(std::unique_ptr<SharedFilesIo> files, const std::st
   options.cluster_prefix = options_.cluster_prefix;
   options.path = path;
   options.grace = options_.grace;
+  options.ended_kept_for = options_.ended_kept_for;
   options.bound = options_.bound;
   options.post = post_;
   options.register_anew = register_anew_;

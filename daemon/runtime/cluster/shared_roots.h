@@ -3,6 +3,7 @@
 #ifndef CKPTD_DAEMON_RUNTIME_CLUSTER_SHARED_ROOTS_H_
 #define CKPTD_DAEMON_RUNTIME_CLUSTER_SHARED_ROOTS_H_
 
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <set>
@@ -32,7 +33,8 @@ class SharedRoots {
     SharedFolders folders;
     std::string cluster_prefix;  // Of all keys of ckptd in this etcd, with the slash at its end.
     Duration grace{};            // For a lost node to come back.
-    UseBound bound;              // On what the runs of one user have in etcd.
+    Duration ended_kept_for = std::chrono::hours(1);  // As NodesRun::Options::ended_kept_for.
+    UseBound bound;                                   // On what the runs of one user have in etcd.
     // As ClusterNode::WhyUnregistered; may be null.
     std::function<absl::Status()> why_unregistered = nullptr;
   };
