@@ -204,8 +204,7 @@ class Job:
         terms = [name for name in names_in(shared) if name.startswith("term.")]
         found += [f"one of {terms}"] if len(terms) > 1 else []
         found += [f"{term}/{name}" for term in terms for name in names_in(shared / term)]
-        # A directory that is empty counts as none: a coordinator that was killed before it removed it leaves it.
-        found += [tag for tag in names_in(self.root) if tag not in (".ckptd", checkpoint[0]) and names_in(self.root / tag)]
+        found += [tag for tag in os.listdir(self.root) if tag not in (".ckptd", "latest", checkpoint[0])]
         if found:
             return f"there is {found}"
         pointer = self.root / "latest"

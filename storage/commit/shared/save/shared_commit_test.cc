@@ -74,11 +74,11 @@ class Coordinator {
     return PublishShared(layout_, save, ManifestOf(save), term_, replaces);
   }
   absl::StatusOr<SharedPlace> Find(const SharedInflight& save) { return FindShared(layout_, save); }
-  absl::Status Remove(const SharedInflight& save) {
+  absl::Status Remove(const SharedInflight& save, uint64_t inode = 0) {
     for (int i = 0; i < 100; ++i) {
       RemovalBudget budget;
       budget.names = 2;
-      const absl::StatusOr<bool> gone = RemoveShared(layout_, save.tag, save.sequence, budget);
+      const absl::StatusOr<bool> gone = RemoveShared(layout_, save.tag, save.sequence, budget, inode);
       if (!gone.ok()) return gone.status();
       if (*gone) return absl::OkStatus();
     }
@@ -487,6 +487,31 @@ TEST_F(SharedCommitTest, AfterACrashAtAnyStepARemovalGoesOn) {
     EXPECT_EQ(next.Publish(younger).value(), 0);
     ExpectWhole(*after, younger);
   }
+}
+
+TEST_F(SharedCommitTest, RemovalThatGoesOnAfterAKillLeavesNoEmptyDirectory) {
+  const SharedInflight save = SaveOf(5);
+  std::vector<std::unique_ptr<CrashDisk>> killed;
+  CrashDisk disk;
+  PlantPublished(disk, save);
+  Coordinator coordinator(&disk, 1);
+  const uint64_t inode = InodeOfShared(coordinator.layout(), save.tag, save.sequence).value();
+  disk.OnChange([&](const std::string&) { killed.push_back(disk.Kill()); });
+  ASSERT_TRUE(coordinator.Remove(save, inode).ok());
+  for (const auto& after : killed) {
+    EXPECT_TRUE(Coordinator(after.get(), 2).Remove(save, inode).ok());
+    EXPECT_FALSE(after->Exists(save.tag));
+    EXPECT_FALSE(after->CutPower(Loss::kEverything, 1)->Exists(save.tag));
+  }
+}
+
+TEST_F(SharedCommitTest, EmptyDirectoryThatTheDecisionDoesNotNameStays) {
+  CrashDisk disk;
+  disk.Plant("step_1", FileType::kDirectory);
+  Coordinator coordinator(&disk, 1);
+  EXPECT_TRUE(coordinator.Remove(SaveOf(5)).ok());
+  EXPECT_TRUE(coordinator.Remove(SaveOf(5), /*inode=*/1 << 30).ok());
+  EXPECT_TRUE(disk.Exists("step_1"));
 }
 
 // The daemon that is killed has not synced what the next one finds.

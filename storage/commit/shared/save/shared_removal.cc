@@ -111,7 +111,11 @@ absl::StatusOr<bool> RemoveShared(const SharedLayout& layout, const std::string&
     if (found.inode != inode) return NothingOfIt(layout, dir->get());
   }
   CKPTD_ASSIGN_OR_RETURN(const bool ours, Unmake(fs, dir->get(), tag, sequence));
-  if (!ours) return NothingOfIt(layout, dir->get());
+  if (!ours) {
+    // A coordinator that was killed may have left the name of the directory that was decided on.
+    if (inode != 0) CKPTD_RETURN_IF_ERROR(RemoveName(layout, tag));
+    return NothingOfIt(layout, dir->get());
+  }
   CKPTD_ASSIGN_OR_RETURN(const bool empty, Empty(fs, dir->get(), RemovedName(sequence), budget));
   if (!empty) return false;
   CKPTD_RETURN_IF_ERROR(RemoveName(layout, tag));

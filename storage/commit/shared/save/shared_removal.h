@@ -14,9 +14,10 @@ namespace ckptd {
 // Removes the checkpoint of this tag and sequence, which no node reads or will read, as the ledger knows,
 // until the budget is spent. `inode`: of the directory that the decision names; another directory with this
 // checkpoint is one that was put back since, and stays. 0: any. True: nothing of it is at the tag any more,
-// durably; what else is there stays, and so may an empty directory. From its first step on, no daemon takes
-// it for a checkpoint. Several daemons may call it at once, and a daemon may go on with it after a pause of
-// any length. Errors: those of the file system, and CORRUPT_MANIFEST, for then it is unknown whose it is.
+// durably, and neither is the directory of the decision, if it is empty; what else is there stays. From its
+// first step on, no daemon takes it for a checkpoint. Several daemons may call it at once, and a daemon may
+// go on with it after a pause of any length. Errors: those of the file system, and CORRUPT_MANIFEST, for then
+// it is unknown whose it is.
 absl::StatusOr<bool> RemoveShared(const SharedLayout& layout, const std::string& tag, int64_t sequence,
                                   RemovalBudget& budget, uint64_t inode = 0);
 
