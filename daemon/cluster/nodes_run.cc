@@ -182,7 +182,7 @@ void NodesRun::GoOnWithRegistration() {
       absl::StrCat("following the removals and the damage of run ", options_.path),
       [this](const std::vector<std::string>& changed) { OnCheckpointKeys(changed); },
       [this](const absl::Status& why) { over_ = why; });
-  election_->SetWilling(!hangs_since_);
+  FollowUse();
   election_->Start();
   condemned_->Start();
   saves_.BeginRegistration(prefix_, *node_);
@@ -309,6 +309,7 @@ void NodesRun::OnTick() {
   if (!over_.ok() && node_) AskForRegistration();
   if (std::exchange(coordinator_over_, false)) DropLeadership();
   FollowFileSystem();
+  FollowUse();
   if (election_ != nullptr) election_->OnTick();
   RunDue();
   list_.OnTick();
@@ -402,7 +403,6 @@ void NodesRun::FollowFileSystem() {
   if (hangs_since_ && since != hangs_since_) {
     hangs_since_.reset();
     last_hang_ = now;
-    if (election_ != nullptr) election_->SetWilling(true);
   }
   if (!hangs_since_ && now - last_hang_ >= kLongestHang) hang_ = kHang;
   if (hangs_since_ || !since || now - *since < hang_) return;
@@ -413,7 +413,18 @@ void NodesRun::FollowFileSystem() {
     coordinator_name_.clear();
     hooks_.stepped_down(now - *since);
   }
-  if (election_ != nullptr) election_->SetWilling(false);
+}
+
+// A node that has no use for the run leads no longer than what is under way, so that the run can be closed.
+void NodesRun::FollowUse() {
+  const bool is_used = !idle_ || !readers_->idle() || !requests_->idle() ||
+                       (coordinator_ != nullptr && !coordinator_->idle()) ||
+                       (evictions_ != nullptr && !evictions_->idle());
+  if (!is_used && coordinator_ != nullptr) {
+    DropLeadership();
+    coordinator_name_.clear();
+  }
+  if (election_ != nullptr) election_->SetWilling(is_used && !hangs_since_);
 }
 
 // Etcd would keep them for as long as the registration lives: the leadership, which this node may have before

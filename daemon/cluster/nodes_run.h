@@ -109,6 +109,7 @@ class NodesRun : public Authority, public NodesReading {
   bool may_span_nodes() const override { return true; }
   Ledger* ledger() override { return ledger_.get(); }  // Once the root is open.
   bool coordinates() const override { return coordinator_ != nullptr && !coordinator_over_; }
+  void SetIdle(bool idle) override { idle_ = idle; }
   bool may_close() const override;
   void Begin(const SaveId& save, Instant admission_deadline, const std::vector<int>& ranks) override {
     saves_.Begin(save, admission_deadline, ranks);
@@ -165,6 +166,7 @@ class NodesRun : public Authority, public NodesReading {
   void OnLeadership(const RunCoordinator::Leadership& leadership);
   void OnLeadershipLost(const absl::Status& why);
   void FollowFileSystem();
+  void FollowUse();
   void DropLeadership();
   void EndRemovals();
   void OnPinChanged(const std::string& tag, int64_t sequence, bool pinned);
@@ -218,6 +220,7 @@ class NodesRun : public Authority, public NodesReading {
   bool coordinator_over_ = false;
   Duration hang_ = kHang;
   std::optional<Instant> hangs_since_;  // While this node is no candidate.
+  bool idle_ = false;                   // The engine has no use for the run.
   Instant last_hang_{};                 // When the last one was over.
 
   SavesOverRegistrations saves_;

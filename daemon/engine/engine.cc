@@ -100,7 +100,6 @@ bool Engine::Impl::IsIdle(const Run& run) const {
       disk_.IsAsking(run))
     return false;
   if (scanner_.IsRetryScheduled(run) || !history_.IsIdle(run) || !retention_.IsIdle(run)) return false;
-  if (!run.authority->may_close()) return false;
   // What only this daemon knows: syncs that failed, damage that may not be written down.
   if (adoptions_.HasUnsynced(run) || !DamagedAfter(run, 0, DescribeHook()).empty()) return false;
   if (!damage_.IsIdle(run)) return false;

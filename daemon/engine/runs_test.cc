@@ -11,6 +11,7 @@
 #include "gtest/gtest.h"
 #include "storage/base/errors.h"
 #include "tests/testing/engine_fixture.h"
+#include "tests/testing/fake_shared_run.h"
 
 namespace ckptd {
 namespace {
@@ -158,7 +159,13 @@ class IdleRunsTest : public EngineTest {
       ++made_;
       auto io = std::make_unique<FakeRootIo>(disks_[inode], &queue_);
       ios_[inode] = io.get();
-      return RootAccess{std::move(io)};
+      RootAccess access{std::move(io)};
+      if (is_shared_) {
+        auto nodes = std::make_unique<FakeSharedRun>(ios_.at(inode));
+        nodes_ = nodes.get();
+        access.authority = std::move(nodes);
+      }
+      return access;
     };
     attachment.reopen = [this, inode, device](RootAttachment::Reopened done) {
       queue_.push_back([this, inode, device, done = std::move(done)]() mutable {
@@ -195,7 +202,38 @@ class IdleRunsTest : public EngineTest {
 
   int made_ = 0;
   absl::Status io_error_, reopen_error_;
+  bool is_shared_ = false;
+  FakeSharedRun* nodes_ = nullptr;  // Of the last run that was opened, if it is shared.
 };
+
+TEST_F(IdleRunsTest, RunThatThisNodeCoordinatesClosesWhenAnotherNodeCoordinatesItOrNoneDoes) {
+  is_shared_ = true;
+  const SessionId first = Trainer("a");
+  ASSERT_TRUE(AttachReopenable(first).status().ok());
+  nodes_->leads = true;
+  AdvanceClock(std::chrono::seconds(61));
+  AdvanceClock(std::chrono::seconds(61));
+  EXPECT_FALSE(nodes_->idle) << "a session has it attached";
+  engine_->SessionClosed(first, "done");
+  AdvanceClock(std::chrono::seconds(1));
+  AdvanceClock(std::chrono::seconds(59));
+  EXPECT_FALSE(nodes_->idle);
+  AdvanceClock(std::chrono::seconds(2));
+  EXPECT_TRUE(nodes_->idle);
+  const SessionId next = Trainer("b");
+  ASSERT_TRUE(AttachReopenable(next).status().ok());
+  EXPECT_EQ(made_, 1) << "it was not closed";
+  AdvanceClock(std::chrono::seconds(1));
+  EXPECT_FALSE(nodes_->idle) << "it is used again";
+  engine_->SessionClosed(next, "done");
+  AdvanceClock(std::chrono::seconds(1));
+  AdvanceClock(std::chrono::seconds(61));
+  EXPECT_TRUE(nodes_->idle);
+  nodes_->leads = false;
+  AdvanceClock(std::chrono::seconds(1));
+  made_ = 0;
+  EXPECT_TRUE(WasClosed());
+}
 
 TEST_F(IdleRunsTest, ClosesRunOnlyAfterIdleTimeout) {
   MakeIdle();

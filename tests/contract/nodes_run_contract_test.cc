@@ -2714,6 +2714,62 @@ TEST_P(NodesRunContract, LeadershipIsGivenUpWhenEtcdAnswersAgain) {
   EXPECT_THAT(first.asked_anew, IsEmpty());
 }
 
+// ---- nodes that have no use for the run
+
+TEST_P(NodesRunContract, IdleCoordinatorHandsOnToANodeThatUsesTheRun) {
+  SaveAll("step_1");
+  Node& first = *Coordinator();
+  EXPECT_FALSE(first.run->may_close());
+  first.run->SetIdle(true);
+  RunUntil([&] { return Coordinator() != nullptr && Coordinator() != &first; });
+  RunUntil([&] { return first.run->may_close(); });
+  first.run->SetIdle(false);
+  SaveAll("step_2");
+}
+
+TEST_P(NodesRunContract, RunThatNoNodeUsesClosesEverywhereAndIsCoordinatedAgainWhenOneDoes) {
+  SaveAll("step_1");
+  for (Node& node : all_) node.run->SetIdle(true);
+  RunUntil([this] {
+    return std::all_of(all_.begin(), all_.end(), [](const Node& node) { return node.run->may_close(); });
+  });
+  EXPECT_EQ(Coordinator(), nullptr);
+  EXPECT_EQ(nodes_.Read(keys_.Coordinator()), "(none)");
+  all_[1].run->SetIdle(false);
+  RunUntil([this] { return Coordinator() == &all_[1]; });
+  EXPECT_FALSE(all_[1].run->may_close());
+}
+
+TEST_P(NodesRunContract, IdleNodeThatIsAskedSomethingCoordinatesUntilItHasAnswered) {
+  SaveAll("step_1");
+  for (Node& node : all_) node.run->SetIdle(true);
+  RunUntil([this] {
+    return std::all_of(all_.begin(), all_.end(), [](const Node& node) { return node.run->may_close(); });
+  });
+  const absl::StatusOr<Authority::Settled> settled = Ask<absl::StatusOr<Authority::Settled>>(
+      [this](auto done) { all_[1].run->SettleSave("step_1", false, std::move(done)); });
+  // Both are answers of a coordinator; with the second one it has not read etcd yet.
+  EXPECT_THAT(ReasonOf(settled.status()), ::testing::AnyOf("UNKNOWN_SAVE", "OUTCOME_PENDING"))
+      << settled.status();
+  RunUntil([this] { return all_[1].run->may_close(); });
+}
+
+TEST_P(NodesRunContract, IdleCoordinatorFirstEndsWhatIsUnderWay) {
+  SaveAll("step_1");
+  Node& first = *Coordinator();
+  Node& late = Other();
+  for (Node& node : all_) {
+    if (&node != &late) node.run->Begin(Id("step_2"), etcd_.clock()->Now() + minutes(8), {});
+  }
+  RunFor(seconds(5));
+  first.run->SetIdle(true);
+  RunFor(seconds(20));
+  EXPECT_EQ(Coordinator(), &first);
+  late.run->Begin(Id("step_2"), etcd_.clock()->Now() + minutes(8), {});
+  RunUntilAllHeard("step_2", "COMMITTED");
+  RunUntil([&] { return Coordinator() != nullptr && Coordinator() != &first; });
+}
+
 TEST_P(NodesRunContract, NodeThatResignsHandsTheLeadershipOn) {
   Node& first = *Coordinator();
   const absl::Status resigned = Ask<absl::Status>([&](auto done) { first.run->Resign(std::move(done)); });

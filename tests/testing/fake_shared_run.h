@@ -34,6 +34,7 @@ class FakeSharedRun : public Authority {
   absl::Status failed;                               // Of the last Fail.
   std::optional<storage::v1::RetentionPolicy> kept;  // What the last Accept has named.
   bool leads = false;
+  bool idle = false;          // As SetIdle was called last.
   std::set<int64_t> damaged;  // As the ledger knows, and perhaps not yet this node.
   int ticks = 0;
   Hooks hooks;
@@ -71,6 +72,7 @@ class FakeSharedRun : public Authority {
   bool next_daemon_continues() const override { return false; }
   Ledger* ledger() override { return &ledger_; }
   bool coordinates() const override { return leads; }
+  void SetIdle(bool now) override { idle = now; }
   bool may_close() const override { return !leads; }
   void Begin(const SaveId& save, Instant, const std::vector<int>& ranks) override {
     calls.push_back("Begin " + save.tag);

@@ -53,6 +53,7 @@ class Evictions {
   // is not known which checkpoints the root keeps.
   void TermBegun();
   bool IsUnderWay(int64_t sequence) const { return evictions_.contains(sequence); }
+  bool idle() const { return evictions_.empty(); }
   void OnTick();
 
  private:

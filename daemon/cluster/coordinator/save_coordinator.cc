@@ -347,6 +347,11 @@ void SaveCoordinator::SettleSave(const std::string& tag, bool is_checkpoint, Unk
   unknown_.Settle(tag, is_checkpoint, std::move(answer));
 }
 
+bool SaveCoordinator::idle() const {
+  return states_known_ && term_begun_ && saves_.empty() && unknown_.sequences().empty() && !sweep_needed_ &&
+         !sweeping_;
+}
+
 std::string SaveCoordinator::Obstacle() const {
   if (!term_error_.ok())
     return absl::StrCat("the root, in which this node cannot begin to coordinate (", term_error_.message(),

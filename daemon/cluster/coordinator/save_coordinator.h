@@ -79,6 +79,8 @@ class SaveCoordinator {
   void OnTick();  // Call it several times a second.
   // As Authority::SettleSave; the answer may come within the call.
   void SettleSave(const std::string& tag, bool is_checkpoint, UnknownOutcomes::Answer answer);
+  // Whether no save is under way, none has an unknown outcome, and nothing is left to do in the root.
+  bool idle() const;
   // What the next checkpoint waits for, for messages; empty: nothing.
   std::string WaitsFor() const;
   // Why this coordinator cannot publish what the nodes have written; empty: it can.

@@ -248,12 +248,15 @@ void RunTable::OnTick(Run* run, Instant now) {
 
 // ---- closing, and opening again
 
-bool RunTable::IsIdle(const Run& run) const {
+// Whether nothing on this node uses the run. Other nodes may still wait for it.
+bool RunTable::IsUnused(const Run& run) const {
   const State& state = states_.Of(&run);
   if (!run.open || state.reopen == nullptr || state.remembering > 0 || run.io->has_pending()) return false;
   if (!state.attached.empty() || !run.members.empty() || !state.waiting.empty()) return false;
   return hooks_.is_idle(run);
 }
+
+bool RunTable::IsIdle(const Run& run) const { return IsUnused(run) && run.authority->may_close(); }
 
 void RunTable::Close(Run* run) {
   Closed& closed = closed_[run->name];
@@ -270,13 +273,15 @@ void RunTable::CloseIdleRuns(Instant now) {
   std::vector<std::string> due;
   for (const auto& [name, run] : runs_) {
     std::optional<Instant>& idle_since = states_.Of(run.get()).idle_since;
-    if (!IsIdle(*run)) {
+    if (!IsUnused(*run)) {
       idle_since.reset();
     } else if (!idle_since) {
       idle_since = now;
-    } else if (options_.idle_timeout > Duration::zero() && now - *idle_since >= options_.idle_timeout) {
-      over.push_back(run.get());
     }
+    const bool is_over =
+        idle_since && options_.idle_timeout > Duration::zero() && now - *idle_since >= options_.idle_timeout;
+    run->authority->SetIdle(is_over);
+    if (is_over && run->authority->may_close()) over.push_back(run.get());
   }
   for (const auto& [name, closed] : closed_) {
     if (closed.waiting.empty() && hooks_.is_due(name)) due.push_back(name);

@@ -149,6 +149,7 @@ class RunTable {
   void Opened(Run* run, absl::StatusOr<RootSnapshot> snapshot);
   void RefuseOpening(Run* run, const absl::Status& why);
   static void ExpireAttaches(const Run& run, State& state, Instant now);
+  bool IsUnused(const Run& run) const;
   bool IsIdle(const Run& run) const;
   void Close(Run* run);
   Usage UsageOf(uid_t uid, uint64_t device);

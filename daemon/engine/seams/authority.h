@@ -114,6 +114,9 @@ class Authority {
   // Of this run, once the root is open. Its Admit is for Begin alone. Null: the engine makes one from the run
   // record in the root.
   virtual Ledger* ledger() = 0;
+  // Whether this node has no use for the run. While it has none, it gives up coordinating when nothing is
+  // under way: a node that uses the run coordinates it, or none does. Cheap if nothing changes.
+  virtual void SetIdle(bool idle) = 0;
   // Whether no other node waits for this run if it is closed now: this one neither coordinates nor asks for
   // that, and the others do not count it as a reader of a checkpoint.
   virtual bool may_close() const = 0;
