@@ -208,6 +208,8 @@ void Engine::FinishResume(const Caller& caller, const v1::FinishResumeRequest& r
   if (!run.ok()) return reply(run.status());
   const Member* member = (*run)->members.Find(caller.session, request.rank());
   if (member == nullptr) return reply(NotJoined(request.run(), request.rank()));
+  if (!request.failure().empty() || request.has_damage())
+    impl_->restores_.OnFailed(**run, request.sequence(), request.rank(), request.failure(), request.damage());
   impl_->resumes_.FinishResume(*run, *member, request, std::move(reply));
 }
 void Engine::ReportDamage(const Caller& caller, const v1::ReportDamageRequest& request,
@@ -215,6 +217,8 @@ void Engine::ReportDamage(const Caller& caller, const v1::ReportDamageRequest& r
   std::string tag;
   absl::StatusOr<Run*> run = impl_->RunOfCheckpointName(caller, request.name(), &tag);
   if (!run.ok()) return reply(run.status());
+  impl_->restores_.OnFailed(**run, request.sequence(), (*run)->members.RankOf(caller.session), "",
+                            request.damage());
   impl_->damage_.Report(*run, tag, request, std::move(reply));
 }
 void Engine::OpenCheckpoint(const Caller& caller, const v1::OpenCheckpointRequest& request,
@@ -333,8 +337,8 @@ void Engine::DeleteCheckpoint(const Caller& caller, const v1::DeleteCheckpointRe
                               Reply<v1::Checkpoint> reply) {
   impl_->WithCheckpoint(
       caller, request.name(), std::move(reply),
-      [this, force = request.force()](Run* run, const std::string& tag, Reply<v1::Checkpoint> then) {
-        impl_->DeleteCheckpoint(run, tag, force, std::move(then));
+      [this, caller, force = request.force()](Run* run, const std::string& tag, Reply<v1::Checkpoint> then) {
+        impl_->DeleteCheckpoint(run, tag, caller, force, std::move(then));
       });
 }
 void Engine::ListTrash(const Caller& caller, const v1::ListTrashRequest& request,
@@ -342,6 +346,10 @@ void Engine::ListTrash(const Caller& caller, const v1::ListTrashRequest& request
   impl_->WithRun<v1::ListTrashResponse>(
       caller, request.run(), std::move(reply),
       [this](Run* run, Reply<v1::ListTrashResponse> then) { impl_->ListTrash(run, std::move(then)); });
+}
+void Engine::FindRoot(const Caller& caller, const std::string& run, Reply<RootKey> reply) {
+  impl_->WithRun<RootKey>(caller, run, std::move(reply),
+                          [](Run* found, Reply<RootKey> then) { then(KeyOf(*found)); });
 }
 void Engine::UndeleteCheckpoint(const Caller& caller, const v1::UndeleteCheckpointRequest& request,
                                 Reply<v1::Checkpoint> reply) {

@@ -99,6 +99,8 @@ class Engine {
                         Reply<v1::Checkpoint> reply);
   void ListTrash(const Caller& caller, const v1::ListTrashRequest& request,
                  Reply<v1::ListTrashResponse> reply);
+  // The root of a run that the caller may see, for what is kept of it elsewhere.
+  void FindRoot(const Caller& caller, const std::string& run, Reply<RootKey> reply);
   void UndeleteCheckpoint(const Caller& caller, const v1::UndeleteCheckpointRequest& request,
                           Reply<v1::Checkpoint> reply);
   void ResolveSave(const Caller& caller, const v1::ResolveSaveRequest& request,

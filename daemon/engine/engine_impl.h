@@ -30,6 +30,7 @@
 #include "daemon/engine/reading/lease_table.h"
 #include "daemon/engine/reading/prefetcher.h"
 #include "daemon/engine/reading/resident_cache.h"
+#include "daemon/engine/reading/restores.h"
 #include "daemon/engine/reading/scrubber.h"
 #include "daemon/engine/reading/watch_hub.h"
 #include "daemon/engine/resume/resume_barrier.h"
@@ -161,7 +162,8 @@ class Engine::Impl {
   void SetRetention(Run* run, const v1::SetRetentionRequest& request, Reply<v1::Run> reply);
   void ExplainRetention(Run* run, const v1::ExplainRetentionRequest& request,
                         Reply<v1::ExplainRetentionResponse> reply);
-  void DeleteCheckpoint(Run* run, const std::string& tag, bool force, Reply<v1::Checkpoint> reply);
+  void DeleteCheckpoint(Run* run, const std::string& tag, const Caller& caller, bool force,
+                        Reply<v1::Checkpoint> reply);
   void ListTrash(Run* run, Reply<v1::ListTrashResponse> reply);
   void ResolveSave(const Caller& caller, const v1::ResolveSaveRequest& request,
                    Reply<v1::ResolveSaveResponse> reply);
@@ -231,6 +233,7 @@ class Engine::Impl {
   WatchHub watches_;
   DamageMarks damage_;
   LeaseTable leases_;
+  Restores restores_;
   ResidentCache residents_;
   Prefetcher prefetcher_;
   Scrubber scrubber_;

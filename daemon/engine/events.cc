@@ -149,6 +149,7 @@ void Engine::Impl::OnPinChanged(Run* run, const std::string&, int64_t sequence, 
 }
 
 void Engine::Impl::OnLeaseReleased(const Lease& lease) {
+  restores_.OnReleased(lease);
   residents_.OnLeaseReleased(lease);
   retention_.Apply(lease.run);  // It may have been all that kept a victim.
 }

@@ -47,7 +47,7 @@ void Engine::Impl::ExplainRetention(Run* run, const v1::ExplainRetentionRequest&
       });
 }
 
-void Engine::Impl::DeleteCheckpoint(Run* run, const std::string& tag, bool force,
+void Engine::Impl::DeleteCheckpoint(Run* run, const std::string& tag, const Caller& caller, bool force,
                                     Reply<v1::Checkpoint> reply) {
   const CommittedCheckpoint* committed = run->catalog.FindTag(tag);
   if (committed == nullptr)
@@ -55,8 +55,10 @@ void Engine::Impl::DeleteCheckpoint(Run* run, const std::string& tag, bool force
   v1::Checkpoint described = Describe(*run, *committed);
   run->authority->Delete(
       tag, committed->summary.sequence(), force,
-      [described = std::move(described), reply = std::move(reply)](const absl::Status& deleted) mutable {
+      [this, removal = RemovalOf(*run, committed->summary, caller.uid), described = std::move(described),
+       reply = std::move(reply)](const absl::Status& deleted) mutable {
         if (!deleted.ok()) return reply(deleted);
+        observer_->OnRemoved(removal);
         reply(std::move(described));
       });
 }

@@ -153,7 +153,10 @@ void Engine::Impl::RecordMissingOutcomes(Run* run, const std::vector<RecoveredSa
     outcome.set_time_us(clock_->UnixMicros());
     outcome.set_size_bytes(summary.size_bytes());
   }
-  for (auto outcome = missing.rbegin(); outcome != missing.rend(); ++outcome) history_.Record(run, *outcome);
+  for (auto outcome = missing.rbegin(); outcome != missing.rend(); ++outcome) {
+    history_.Record(run, *outcome);
+    observer_->OnEarlierSaveEnded(SummaryOf(*run, *outcome));
+  }
 }
 
 // What an earlier daemon had begun and neither it nor a service manager has kept is lost: the history says so
@@ -178,6 +181,7 @@ void Engine::Impl::RecordLostSaves(Run* run, const std::vector<RecoveredSave>& r
     outcome.set_time_us(clock_->UnixMicros());
     ended_.AddFailure(run, ToWire(*run, outcome));
     history_.Record(run, outcome);
+    observer_->OnEarlierSaveEnded(SummaryOf(*run, outcome));
   }
 }
 
@@ -209,6 +213,7 @@ void Engine::Impl::ReportOrphans(Run* run, int64_t attempt, const v1::JoinRunReq
     outcome.add_ranks(request.rank());
     outcome.set_time_us(clock_->UnixMicros());
     outcome.set_sequence(ended_.ForgetLost(run, attempt, id.tag));
+    if (outcome.sequence() == 0) observer_->OnEarlierSaveEnded(SummaryOf(*run, outcome));  // Else it was told.
     ended_.AddFailure(run, ToWire(*run, outcome));
     observer_->OnWarning(absl::StrCat("save of ", run->path, "/", id.tag, " failed: ", outcome.message()));
     run->ledger->RecordOutcome(outcome, [](absl::Status) {});

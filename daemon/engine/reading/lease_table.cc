@@ -72,6 +72,7 @@ void LeaseTable::ReaderOpened(const std::string& id, const std::string& tag,
     Release(found);
     return done(fits);
   }
+  hooks_.opened(lease);
   done(std::pair(id, DescribeOpen(lease)));
 }
 

@@ -53,6 +53,8 @@ class LeaseTable {
     std::function<void(const Run&, v1::WatchResponse)> notify;
     // The lease is not in the table any more.
     std::function<void(const Lease&)> released;
+    // The checkpoint is open.
+    std::function<void(const Lease&)> opened = [](const Lease&) {};
   };
   // The lease's id, and the checkpoint with its list of files.
   using Opened = absl::AnyInvocable<void(absl::StatusOr<std::pair<std::string, v1::Checkpoint>>)>;

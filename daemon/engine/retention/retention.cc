@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "daemon/engine/run/wire.h"
 #include "storage/base/errors.h"
 #include "storage/base/reasons.h"
 
@@ -188,7 +189,11 @@ void Retention::EvictVictims(Run* run, int64_t resumed) {
   // The ledger was asked before this one was there, whose launch may not have resumed from the others.
   if (NewestSequence(run->catalog) > states_.Of(run).retained_as_of) return Apply(run);
   for (int64_t sequence : Victims(*run, resumed)) {
-    if (run->catalog.BeginEviction(sequence)) Evict(run, sequence, [](const absl::Status&) {});
+    if (!run->catalog.BeginEviction(sequence)) continue;
+    const auto removal = RemovalOf(*run, run->catalog.Find(sequence)->summary, /*by=*/std::nullopt);
+    Evict(run, sequence, [this, removal](const absl::Status& evicted) {
+      if (evicted.ok()) observer_->OnRemoved(removal);
+    });
   }
   if (!HasEvictions(*run)) trash_->Empty(run);  // A re-save leaves its predecessor in the trash.
 }

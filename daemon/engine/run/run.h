@@ -62,5 +62,7 @@ struct Run {
   }
 };
 
+inline RootKey KeyOf(const Run& run) { return {run.uid, run.inode, run.path}; }
+
 }  // namespace ckptd
 #endif  // CKPTD_DAEMON_ENGINE_RUN_RUN_H_

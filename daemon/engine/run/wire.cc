@@ -183,6 +183,29 @@ v1::Checkpoint ToWire(const Run& run, const storage::v1::Outcome& outcome) {
   return checkpoint;
 }
 
+SaveSummary SummaryOf(const Run& run, const storage::v1::Outcome& outcome) {
+  SaveSummary summary;
+  summary.run = run.name;
+  summary.run_id = run.ledger->record().run_id();
+  summary.path = run.path;
+  summary.root = KeyOf(run);
+  summary.checkpoint = ToWire(run, outcome);
+  return summary;
+}
+
+RemovalSummary RemovalOf(const Run& run, const storage::v1::ManifestSummary& removed,
+                         std::optional<uid_t> by) {
+  RemovalSummary removal;
+  removal.run = run.name;
+  removal.root = KeyOf(run);
+  removal.tag = removed.tag();
+  if (removed.has_step()) removal.step = removed.step();
+  removal.sequence = removed.sequence();
+  removal.size_bytes = removed.size_bytes();
+  removal.by = by;
+  return removal;
+}
+
 v1::SaveError ErrorToWire(const absl::Status& status) {
   v1::SaveError error;
   error.set_reason(ReasonOf(status));

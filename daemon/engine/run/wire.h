@@ -61,6 +61,12 @@ void SetCommit(const CommittedCheckpoint* committed, bool resident, v1::Checkpoi
 v1::Checkpoint ToWire(const Run& run, const storage::v1::Outcome& outcome);
 v1::SaveError ErrorToWire(const absl::Status& status);
 
+// ---- summaries, for the observer
+
+// Of a save of an earlier daemon, as the root shows it.
+SaveSummary SummaryOf(const Run& run, const storage::v1::Outcome& outcome);
+RemovalSummary RemovalOf(const Run& run, const storage::v1::ManifestSummary& removed, std::optional<uid_t> by);
+
 // ---- damage
 
 v1::Damage ToWire(const storage::v1::Damage& damage);

@@ -48,6 +48,7 @@ SaveSummary SummaryOf(const Save& save, v1::Checkpoint checkpoint, Instant now) 
   summary.run = save.run->name;
   summary.run_id = save.run->ledger->record().run_id();
   summary.path = save.run->path;
+  summary.root = KeyOf(*save.run);
   summary.checkpoint = std::move(checkpoint);
   const auto since_begin = [&save](Instant then) {
     return then == Instant() ? 0.0 : std::chrono::duration<double>(then - save.begun_at).count();

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -51,11 +52,20 @@ struct SessionInfo {
 template <typename T>
 using Reply = absl::AnyInvocable<void(absl::StatusOr<T>)>;
 
-// How a save ended, for the INFO line in the log and for the metrics.
+// Identifies a root over restarts of the daemon and of the machine: a boot may change device numbers, and
+// clients choose paths.
+struct RootKey {
+  uid_t uid = 0;  // The run's owner.
+  uint64_t inode = 0;
+  std::string path;
+};
+
+// How a save ended, for the INFO line in the log, the metrics and the history.
 struct SaveSummary {
   std::string run;  // `runs/{run}`.
   std::string run_id;
   std::string path;  // The root's.
+  RootKey root;
   v1::Checkpoint checkpoint;
   double stall_seconds = 0;      // The largest that any rank reported.
   double staged_seconds = 0;     // First Begin to last Seal.
@@ -65,6 +75,32 @@ struct SaveSummary {
   int slowest_rank = -1;         // The rank that sealed last.
 };
 
+// What processes have read of a checkpoint that they had open at the same time.
+struct RestoreSummary {
+  std::string run;
+  RootKey root;
+  std::string tag;
+  std::optional<int64_t> step;
+  int64_t sequence = 0;
+  int64_t attempt = 0;  // The one that acted.
+  int readers = 0;
+  int64_t read_bytes = 0, total_bytes = 0;  // As the readers have reported; short reads report nothing.
+  double seconds = 0;                       // From the first open to the last close.
+  int slowest_rank = -1;                    // The rank that closed last; -1: it was none of the run's.
+  std::string reason, message;              // Why a reader could not go on. Empty: none has said so.
+};
+
+// A checkpoint that was moved into the trash.
+struct RemovalSummary {
+  std::string run;
+  RootKey root;
+  std::string tag;
+  std::optional<int64_t> step;
+  int64_t sequence = 0;
+  int64_t size_bytes = 0;
+  std::optional<uid_t> by;  // The user who asked for it; nullopt: retention.
+};
+
 // Where the bytes of a WriteFile stream go: runs of memory that follow one another.
 struct WriteTarget {
   int64_t id = 0;
@@ -72,11 +108,15 @@ struct WriteTarget {
   std::vector<std::span<std::byte>> runs;
 };
 
-// Receives the engine's log messages and the summaries of saves, on the engine's thread.
+// Receives the engine's log messages and what has happened to checkpoints, on the engine's thread.
 class EngineObserver {
  public:
   virtual ~EngineObserver() = default;
   virtual void OnSaveEnded(const SaveSummary& summary) = 0;
+  // The root shows how a save ended that an earlier daemon had begun.
+  virtual void OnEarlierSaveEnded(const SaveSummary& /*summary*/) {}
+  virtual void OnRestoreEnded(const RestoreSummary& /*summary*/) {}
+  virtual void OnRemoved(const RemovalSummary& /*summary*/) {}
   virtual void OnWarning(const std::string& message) = 0;
   virtual void OnInfo(const std::string& message) = 0;
   virtual void OnRootOpened(const std::string& run, const std::string& path, const ProbeResult& probe) = 0;
