@@ -39,6 +39,7 @@ struct Arguments {
   std::string output = "text", run, name, level = "committed", message, path;
   double timeout = 0, interval = 0.5;
   int64_t sequence = 0;
+  int count = 100;
   bool all = false, verbose = false, until_idle = false, unverified = false, force = false;
   bool there = false, not_there = false;
   RetentionArguments retention;
@@ -76,6 +77,16 @@ void AddLooking(CLI::App& app, const Context& context, Arguments& a, Command* ch
                        chosen, [&] { return Wait(context, a.name, a.level); });
   wait->add_option("NAME", a.name, "The checkpoint")->required();
   wait->add_option("--level", a.level, "staged, sealed or committed")->capture_default_str();
+  CLI::App* history = Add(app, "history", "Show the saves, restores and removals of a run, newest first",
+                          chosen, [&] { return History(context, a.run, a.count); });
+  history->add_option("RUN", a.run, "The run")->required();
+  history->add_option("-n,--count", a.count, "Show at most so many, 1 to 10000")
+      ->check(CLI::Range(1, 10000))
+      ->capture_default_str();
+  Add(app, "why", "Say what has become of a checkpoint: why it failed, is kept, is gone, or is not the latest",
+      chosen, [&] { return Why(context, a.name); })
+      ->add_option("NAME", a.name, "The checkpoint, or the save of that name")
+      ->required();
   CLI::App* watch = Add(app, "watch", "Show the progress of saves and restores until Ctrl-C", chosen,
                         [&] { return Watch(context, a.run, a.until_idle, a.interval); });
   watch->add_option("RUN", a.run, "One run; default: all runs");

@@ -76,6 +76,20 @@ class AdminService final : public v1::Admin::CallbackService {
         [](Engine& engine, const Caller& caller, const v1::ListTrashRequest& asked,
            Reply<v1::ListTrashResponse> reply) { engine.ListTrash(caller, asked, std::move(reply)); });
   }
+  Unary* GetHistory(Context* call, const v1::GetHistoryRequest* request,
+                    v1::GetHistoryResponse* response) override {
+    return AskEngine(context_, call, TokenRule::kOptional, request, response,
+                     [history = context_->history](Engine& engine, const Caller& caller,
+                                                   const v1::GetHistoryRequest& asked,
+                                                   Reply<v1::GetHistoryResponse> reply) {
+                       engine.FindRoot(caller, asked.run(),
+                                       [history, asked, reply = std::move(reply)](
+                                           absl::StatusOr<RootKey> root) mutable {
+                                         if (!root.ok()) return reply(root.status());
+                                         history->Read(*std::move(root), std::move(asked), std::move(reply));
+                                       });
+                     });
+  }
   Unary* UndeleteCheckpoint(Context* call, const v1::UndeleteCheckpointRequest* request,
                             v1::Checkpoint* response) override {
     return AskEngine(

@@ -2,6 +2,9 @@
 
 #include <cmath>
 
+#include "daemon/history/history_entries.h"
+#include "storage/base/clock.h"
+
 namespace ckptd {
 namespace {
 
@@ -38,7 +41,22 @@ void SaveLog::OnSaveEnded(const SaveSummary& summary) {
   metrics_->OnSaveEnded(summary);
   const SaveLine line = LineOf(summary);
   Log(line.level, line.message, line.fields);
+  Keep(summary);
 }
+
+template <typename Summary>
+void SaveLog::Keep(const Summary& summary) {
+  if (history_ != nullptr) history_->Add(summary.root, EntryOf(summary, SystemClock().UnixMicros()));
+}
+
+void SaveLog::OnEarlierSaveEnded(const SaveSummary& summary) { Keep(summary); }
+
+void SaveLog::OnRestoreEnded(const RestoreSummary& summary) {
+  metrics_->OnRestoreEnded(summary);
+  Keep(summary);
+}
+
+void SaveLog::OnRemoved(const RemovalSummary& summary) { Keep(summary); }
 
 void SaveLog::OnWarning(const std::string& message) { Log(LogLevel::kWarning, message); }
 void SaveLog::OnInfo(const std::string& message) { Log(LogLevel::kInfo, message); }

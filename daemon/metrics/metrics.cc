@@ -198,6 +198,18 @@ class DaemonMetrics::Impl {
           .Name("ckptd_run_saves_total")
           .Help("Saves of a run that ended, by outcome; runs beyond the first 100 count as \"other\".")
           .Register(registry);
+  prometheus::Family<prometheus::Counter>& run_restores =
+      prometheus::BuildCounter()
+          .Name("ckptd_run_restores_total")
+          .Help("Restores of a run that ended, by outcome: read or failed. All that read a checkpoint together "
+                "are one.")
+          .Register(registry);
+  prometheus::Counter& history_dropped =
+      prometheus::BuildCounter()
+          .Name("ckptd_history_dropped_entries_total")
+          .Help("Entries of ckptctl history that could not be written to the state directory.")
+          .Register(registry)
+          .Add({});
   // The runs that have a label of their own.
   std::set<std::string> labelled;
 
@@ -248,6 +260,13 @@ void DaemonMetrics::OnSaveEnded(const SaveSummary& summary) {
   impl_->committed.Observe(summary.committed_seconds);
   impl_->publish.Observe(summary.publish_seconds);
 }
+
+void DaemonMetrics::OnRestoreEnded(const RestoreSummary& summary) {
+  const char* const outcome = summary.reason.empty() && summary.read_bytes == summary.total_bytes ? "read" : "failed";
+  impl_->run_restores.Add({{"run", impl_->LabelOf(summary.run)}, {"outcome", outcome}}).Increment();
+}
+
+void DaemonMetrics::OnHistoryDropped() { impl_->history_dropped.Increment(); }
 
 void DaemonMetrics::OnEtcdRequest(double seconds, const absl::Status& outcome) {
   if (outcome.ok()) return impl_->etcd_seconds.Add({}, kEtcdSeconds).Observe(seconds);

@@ -22,6 +22,11 @@ class DaemonMetrics {
   // Counts the outcome, the bytes and the times of a save that ended.
   void OnSaveEnded(const SaveSummary& summary);
 
+  // Counts a restore.
+  void OnRestoreEnded(const RestoreSummary& summary);
+  // Counts an entry of the history that could not be written. The other methods count what has happened anyway.
+  void OnHistoryDropped();
+
   // Counts a request to etcd that has ended, with all its tries.
   void OnEtcdRequest(double seconds, const absl::Status& outcome);
 

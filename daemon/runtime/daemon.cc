@@ -38,6 +38,7 @@
 #include "daemon/grpc/base/call_limits.h"
 #include "daemon/grpc/grpc_server.h"
 #include "daemon/handoff/handoff_server.h"
+#include "daemon/history/history_store.h"
 #include "daemon/log/grpc_log.h"
 #include "daemon/log/log.h"
 #include "daemon/log/save_log.h"
@@ -198,6 +199,7 @@ class Daemon {
   std::shared_ptr<LoopGate> gate_;
   std::unique_ptr<ThreadedRootIoFactory> root_ios_;
   std::unique_ptr<WorkerPool> state_worker_;  // Writes the list of known roots.
+  std::unique_ptr<HistoryStore> history_;
   std::unique_ptr<RootAttacher> attacher_;
   std::unique_ptr<AttachQueue> attaches_;
   std::unique_ptr<SealJournal> journal_;  // Null: no service manager would keep it.
@@ -255,6 +257,12 @@ absl::Status Daemon::StartEngine(Inheritance inheritance) {
   const auto post = [gate = gate_](absl::AnyInvocable<void()> work) { gate->Post(std::move(work)); };
   root_ios_ = std::make_unique<ThreadedRootIoFactory>(RootIoOptionsOf(config_), &SystemClock(), post);
   state_worker_ = std::make_unique<WorkerPool>(1);
+  history_ = std::make_unique<HistoryStore>(
+      HistoryStore::Options{.directory = config_.state_directory() + "/history",
+                            .warn = [](const std::string& text) { Log(LogLevel::kWarning, text); },
+                            .dropped = [this] { metrics_.OnHistoryDropped(); },
+                            .post = post});
+  save_log_.SetHistory(history_.get());
   attaches_ = std::make_unique<AttachQueue>(AttachLimitsOf(config_), &SystemClock());
   attacher_ = std::make_unique<RootAttacher>(
       state_.get(), [this](RootToOpen root) { return OpenRoot(std::move(root)); },
@@ -340,6 +348,7 @@ absl::Status Daemon::StartServers() {
   context_.sessions = &sessions_;
   context_.authenticator = &authenticator_;
   context_.workers = workers_.get();
+  context_.history = history_.get();
   context_.attaches = attaches_.get();
   const auto& container_roots = config_.security().container_roots();
   context_.container_roots = {container_roots.begin(), container_roots.end()};
@@ -541,6 +550,8 @@ void Daemon::Stop() {
   if (gate_) gate_->Close();
   loop_.reset();
   state_worker_.reset();
+  save_log_.SetHistory(nullptr);
+  history_.reset();
   if (root_ios_) {
     const std::vector<std::string> hung = root_ios_->Close(kRootTimeout);
     if (!hung.empty()) {

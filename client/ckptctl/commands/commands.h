@@ -56,6 +56,11 @@ absl::StatusOr<ExitCode> Undelete(const Context& context, const std::string& nam
 // A save whose outcome nobody knows is a checkpoint, or is none.
 absl::StatusOr<ExitCode> ResolveSave(const Context& context, const std::string& name, bool is_checkpoint);
 
+// history.cc: the newest `count` entries.
+absl::StatusOr<ExitCode> History(const Context& context, const std::string& run, int count);
+// history.cc: what has become of a checkpoint. kNotSo if it is no whole one, and none is on its way.
+absl::StatusOr<ExitCode> Why(const Context& context, const std::string& name);
+
 // adopt.cc: adopts all of a run's foreign checkpoints, or those in `tags`. kRefused if one was refused.
 absl::StatusOr<ExitCode> Adopt(const Context& context, const std::string& run,
                                const std::vector<std::string>& tags, bool allow_removal);

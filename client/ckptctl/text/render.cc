@@ -1,7 +1,6 @@
 #include "client/ckptctl/text/render.h"
 
 #include <algorithm>
-#include <ctime>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -36,13 +35,7 @@ std::string Percent(const v1::Checkpoint& checkpoint) {
   return absl::StrFormat("%d %%", checkpoint.written_bytes() * 100 / checkpoint.size_bytes());
 }
 
-std::string Time(const google::protobuf::Timestamp& time) {
-  const std::time_t seconds = time.seconds();
-  std::tm local = {};
-  localtime_r(&seconds, &local);
-  char text[40];
-  return std::string(text, std::strftime(text, sizeof text, "%Y-%m-%d %H:%M:%S", &local));
-}
+std::string Time(const google::protobuf::Timestamp& time) { return LocalTime(UnixMicros(time)); }
 
 std::string Metrics(const v1::Checkpoint& checkpoint) {
   std::map<std::string, double> sorted(checkpoint.metrics().begin(), checkpoint.metrics().end());

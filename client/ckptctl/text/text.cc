@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <ctime>
 #include <iterator>
 #include <utility>
 
@@ -41,6 +42,14 @@ std::string HumanSeconds(double seconds) {
   if (whole < 3600) return absl::StrFormat("%d min %d s", whole / 60, whole % 60);
   if (whole < 86400) return absl::StrFormat("%d h %d min", whole / 3600, whole % 3600 / 60);
   return absl::StrFormat("%d d %d h", whole / 86400, whole % 86400 / 3600);
+}
+
+std::string LocalTime(int64_t unix_us) {
+  const std::time_t seconds = unix_us / 1'000'000;
+  std::tm local = {};
+  localtime_r(&seconds, &local);
+  char text[40];
+  return std::string(text, std::strftime(text, sizeof text, "%Y-%m-%d %H:%M:%S", &local));
 }
 
 std::string Plural(int64_t count, std::string_view one) {

@@ -11,6 +11,7 @@ namespace ckptd::ctl {
 
 std::string HumanBytes(int64_t bytes);     // "0 B", "1.5 GiB", "812 MiB".
 std::string HumanSeconds(double seconds);  // "0.25 s", "12 s", "3 min 12 s", "2 h 5 min", "3 d 4 h".
+std::string LocalTime(int64_t unix_us);    // "2026-01-31 12:03:10".
 std::string Plural(int64_t count, std::string_view one);  // "1 session", "2 sessions".
 // Replaces control characters by `?`, so that text from a daemon or a directory cannot move the terminal's
 // cursor.

@@ -181,6 +181,10 @@ absl::StatusOr<v1::Checkpoint> Rpc::DeleteCheckpoint(const v1::DeleteCheckpointR
                                                      Duration timeout) {
   return impl_->Call(impl_->admin(), &AdminStub::DeleteCheckpoint, request, timeout);
 }
+absl::StatusOr<v1::GetHistoryResponse> Rpc::GetHistory(const v1::GetHistoryRequest& request,
+                                                       Duration timeout) {
+  return impl_->Call(impl_->admin(), &AdminStub::GetHistory, request, timeout);
+}
 absl::StatusOr<v1::ListTrashResponse> Rpc::ListTrash(const v1::ListTrashRequest& request, Duration timeout) {
   return impl_->Call(impl_->admin(), &AdminStub::ListTrash, request, timeout);
 }

@@ -69,6 +69,7 @@ class Rpc {
   absl::StatusOr<v1::Checkpoint> DeleteCheckpoint(const v1::DeleteCheckpointRequest& request,
                                                   Duration timeout);
   absl::StatusOr<v1::ListTrashResponse> ListTrash(const v1::ListTrashRequest& request, Duration timeout);
+  absl::StatusOr<v1::GetHistoryResponse> GetHistory(const v1::GetHistoryRequest& request, Duration timeout);
   absl::StatusOr<v1::Checkpoint> UndeleteCheckpoint(const v1::UndeleteCheckpointRequest& request,
                                                     Duration timeout);
   absl::StatusOr<v1::ResolveSaveResponse> ResolveSave(const v1::ResolveSaveRequest& request,

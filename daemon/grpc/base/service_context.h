@@ -13,6 +13,7 @@
 #include "daemon/base/worker_pool.h"
 #include "daemon/engine/engine.h"
 #include "daemon/grpc/base/call_limits.h"
+#include "daemon/history/history_store.h"
 #include "daemon/sessions/call_authenticator.h"
 #include "daemon/sessions/session_registry.h"
 #include "storage/base/unique_fd.h"
@@ -33,6 +34,7 @@ struct ServiceContext {
   const CallAuthenticator* authenticator = nullptr;
   WorkerPool* workers = nullptr;
   AttachQueue* attaches = nullptr;
+  HistoryStore* history = nullptr;
   CallLimits* call_limits = nullptr;  // Null: calls are not limited.
   MakeAttachment make_attachment;
   // Called on the loop's thread. Null: the daemon is in no cluster.
