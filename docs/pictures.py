@@ -297,6 +297,7 @@ LAYERS: List[Tuple[str, List[Tuple[str, str]]]] = [
             ("sessions", "who calls"),
             ("attach", "which roots"),
             ("root_io", "engine to storage"),
+            ("history", "what has happened"),
             ("metrics", "/metrics"),
         ],
     ),

@@ -62,6 +62,7 @@ void SaveLog::OnWarning(const std::string& message) { Log(LogLevel::kWarning, me
 void SaveLog::OnInfo(const std::string& message) { Log(LogLevel::kInfo, message); }
 
 void SaveLog::OnRootOpened(const std::string& run, const std::string& path, const ProbeResult& probe) {
+  metrics_->OnRunOpened(run);
   Log(LogLevel::kInfo, "root opened",
       {{"run", run},
        {"root", path},

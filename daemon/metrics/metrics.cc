@@ -16,6 +16,7 @@
 #include "absl/strings/ascii.h"
 #include "google/protobuf/timestamp.pb.h"
 #include "storage/base/errors.h"
+#include "storage/base/reasons.h"
 
 namespace ckptd {
 namespace {
@@ -29,6 +30,9 @@ const prometheus::Histogram::BucketBoundaries kEtcdSeconds = {0.001, 0.0025, 0.0
                                                               0.25,  0.5,    1,     2.5,  5,     10};
 const prometheus::Histogram::BucketBoundaries kSaveSeconds = {0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1,   2.5,
                                                               5,    10,    30,   60,  120,  300, 600, 1800};
+
+// Outcomes of restores.
+constexpr char kRead[] = "read", kFailed[] = "failed";
 
 double Seconds(const google::protobuf::Timestamp& time) {
   return static_cast<double>(time.seconds()) + static_cast<double>(time.nanos()) * 1e-9;
@@ -102,6 +106,7 @@ void AddRuns(const v1::Status& status, double now, bool root_paths,
               "Step of the run's newest committed checkpoint, where it has one.");
   Gauges time("ckptd_last_committed_timestamp_seconds",
               "When the run's newest checkpoint was committed, Unix time.");
+  Gauges size("ckptd_last_committed_bytes", "Size of the run's newest committed checkpoint.");
   Gauges kept("ckptd_committed_checkpoints", "Committed checkpoints of the run.");
   Gauges in_flight("ckptd_saves_in_flight", "Saves of the run that have not ended.");
   Gauges oldest("ckptd_oldest_save_in_flight_age_seconds",
@@ -110,6 +115,7 @@ void AddRuns(const v1::Status& status, double now, bool root_paths,
   Gauges pool("ckptd_run_pool_bytes", "Memory that the run's saves in flight hold.");
   Gauges readers("ckptd_run_open_checkpoints", "Checkpoints of the run that are open for reading.");
   Gauges trash("ckptd_trash_bytes", "Bytes of evicted checkpoints that are not deleted yet.");
+  Gauges free("ckptd_root_free_bytes", "Free bytes on the root's file system, as last measured for a save.");
   Gauges degraded("ckptd_root_degraded", "1 while the root's file system does not answer.");
   Gauges read_only("ckptd_root_read_only",
                    "1 after a failed directory sync, until the root is scanned again.");
@@ -122,6 +128,7 @@ void AddRuns(const v1::Status& status, double now, bool root_paths,
       sequence.Set(static_cast<double>(run.latest().sequence()), labels);
       if (run.latest().has_step()) step.Set(static_cast<double>(run.latest().step()), labels);
       time.Set(Seconds(run.latest().commit_time()), labels);
+      size.Set(static_cast<double>(run.latest().size_bytes()), labels);
     }
     kept.Set(run.checkpoint_count(), labels);
     damaged.Set(run.damaged_size(), labels);
@@ -130,6 +137,7 @@ void AddRuns(const v1::Status& status, double now, bool root_paths,
     pool.Set(static_cast<double>(run.pool_bytes()), labels);
     readers.Set(run.leases(), labels);
     trash.Set(static_cast<double>(run.trash_bytes()), labels);
+    if (run.has_probe()) free.Set(static_cast<double>(run.probe().free_bytes()), labels);
     degraded.Set(run.degraded() ? 1 : 0, labels);
     read_only.Set(run.read_only() ? 1 : 0, labels);
     if (!run.probe().io_backend().empty()) {
@@ -139,8 +147,8 @@ void AddRuns(const v1::Status& status, double now, bool root_paths,
     }
     if (run.degraded()) ++degraded_count;
   }
-  for (Gauges* gauges : {&sequence, &step, &time, &kept, &in_flight, &oldest, &damaged, &pool, &readers,
-                         &trash, &degraded, &read_only, &backend}) {
+  for (Gauges* gauges : {&sequence, &step, &time, &size, &kept, &in_flight, &oldest, &damaged, &pool, &readers,
+                         &trash, &free, &degraded, &read_only, &backend}) {
     gauges->MoveTo(families);
   }
   AddGauge(families, "ckptd_roots_degraded", "Roots whose file system does not answer.", degraded_count);
@@ -244,8 +252,20 @@ class DaemonMetrics::Impl {
           .Register(registry);
 };
 
-DaemonMetrics::DaemonMetrics() : impl_(std::make_unique<Impl>()) {}
+// The lack of memory, which alerts look for, is counted from 0.
+DaemonMetrics::DaemonMetrics() : impl_(std::make_unique<Impl>()) {
+  for (const char* reason :
+       {reason::kAdmissionTimeout, reason::kOverShare, reason::kPoolExhausted, reason::kPoolTooSmall})
+    impl_->saves.Add({{"outcome", LevelWord(v1::FAILED)}, {"reason", reason}});
+}
 DaemonMetrics::~DaemonMetrics() = default;
+
+void DaemonMetrics::OnRunOpened(const std::string& run) {
+  const std::string label = impl_->LabelOf(run);
+  for (const v1::Level level : {v1::COMMITTED, v1::FAILED, v1::SKIPPED, v1::SUPERSEDED, v1::INDETERMINATE})
+    impl_->run_saves.Add({{"run", label}, {"outcome", LevelWord(level)}});
+  for (const char* outcome : {kRead, kFailed}) impl_->run_restores.Add({{"run", label}, {"outcome", outcome}});
+}
 
 void DaemonMetrics::OnSaveEnded(const SaveSummary& summary) {
   const v1::Checkpoint& checkpoint = summary.checkpoint;
@@ -262,7 +282,8 @@ void DaemonMetrics::OnSaveEnded(const SaveSummary& summary) {
 }
 
 void DaemonMetrics::OnRestoreEnded(const RestoreSummary& summary) {
-  const char* const outcome = summary.reason.empty() && summary.read_bytes == summary.total_bytes ? "read" : "failed";
+  const bool is_read = summary.reason.empty() && summary.read_bytes == summary.total_bytes;
+  const char* const outcome = is_read ? kRead : kFailed;
   impl_->run_restores.Add({{"run", impl_->LabelOf(summary.run)}, {"outcome", outcome}}).Increment();
 }
 

@@ -19,6 +19,9 @@ class DaemonMetrics {
   DaemonMetrics();
   ~DaemonMetrics();
 
+  // Makes the counters of a run, with 0. Otherwise a query for the increase would miss the first event.
+  void OnRunOpened(const std::string& run);
+
   // Counts the outcome, the bytes and the times of a save that ended.
   void OnSaveEnded(const SaveSummary& summary);
 

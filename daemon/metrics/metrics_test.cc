@@ -66,6 +66,39 @@ TEST(Metrics, CountsSavesOfEachRunUnderABoundedNumberOfLabels) {
   EXPECT_THAT(text, HasSubstr("ckptd_run_saves_total{outcome=\"committed\",run=\"other\"} 50\n"));
 }
 
+TEST(Metrics, CountsFromZeroSoThatAnAlertSeesTheFirstEvent) {
+  DaemonMetrics metrics;
+  metrics.OnRunOpened("runs/1");
+  std::string text = metrics.Render({}, 0);
+  for (const char* outcome : {"committed", "failed", "skipped", "superseded", "indeterminate"}) {
+    EXPECT_THAT(text, HasSubstr("ckptd_run_saves_total{outcome=\"" + std::string(outcome) + "\",run=\"runs/1\"} 0\n"));
+  }
+  EXPECT_THAT(text, HasSubstr("ckptd_run_restores_total{outcome=\"failed\",run=\"runs/1\"} 0\n"));
+  EXPECT_THAT(text, HasSubstr("ckptd_saves_total{outcome=\"failed\",reason=\"POOL_TOO_SMALL\"} 0\n"));
+  EXPECT_THAT(text, HasSubstr("ckptd_history_dropped_entries_total 0\n"));
+  metrics.OnHistoryDropped();
+  EXPECT_THAT(metrics.Render({}, 0), HasSubstr("ckptd_history_dropped_entries_total 1\n"));
+}
+
+TEST(Metrics, CountsRestoresOfEachRunByWhetherAllWasRead) {
+  DaemonMetrics metrics;
+  RestoreSummary restore;
+  restore.run = "runs/1";
+  restore.read_bytes = restore.total_bytes = 100;
+  metrics.OnRestoreEnded(restore);
+  restore.read_bytes = 0;
+  restore.total_bytes = 0;  // Too short for a report.
+  metrics.OnRestoreEnded(restore);
+  restore.total_bytes = 100;  // Its process ended.
+  metrics.OnRestoreEnded(restore);
+  restore.read_bytes = 100;
+  restore.reason = "CHECKPOINT_DAMAGED";
+  metrics.OnRestoreEnded(restore);
+  const std::string text = metrics.Render({}, 0);
+  EXPECT_THAT(text, HasSubstr("ckptd_run_restores_total{outcome=\"read\",run=\"runs/1\"} 2\n"));
+  EXPECT_THAT(text, HasSubstr("ckptd_run_restores_total{outcome=\"failed\",run=\"runs/1\"} 2\n"));
+}
+
 v1::Status TwoRuns() {
   v1::Status status;
   status.set_daemon_version("0.1.0");
@@ -79,7 +112,9 @@ v1::Status TwoRuns() {
   one.mutable_latest()->set_sequence(12);
   one.mutable_latest()->set_step(600);
   one.mutable_latest()->mutable_commit_time()->set_seconds(1700000000);
+  one.mutable_latest()->set_size_bytes(1000);
   one.mutable_probe()->set_io_backend("io_uring");
+  one.mutable_probe()->set_free_bytes(5000);
   one.add_in_flight()->mutable_create_time()->set_seconds(1700000090);
   one.add_in_flight()->mutable_create_time()->set_seconds(1700000060);
   one.set_pool_bytes(4096);
@@ -95,6 +130,8 @@ TEST(Metrics, ReportsTheNewestCheckpointAndTheOldestSaveOfARun) {
   const std::string text = DaemonMetrics().Render(TwoRuns(), 1700000100LL * 1000000);
   const std::string one = "{run=\"runs/0000000000000001\"} ";
   EXPECT_THAT(text, HasSubstr("ckptd_last_committed_sequence" + one + "12\n"));
+  EXPECT_THAT(text, HasSubstr("ckptd_last_committed_bytes" + one + "1000\n"));
+  EXPECT_THAT(text, HasSubstr("ckptd_root_free_bytes" + one + "5000\n"));
   EXPECT_THAT(text, HasSubstr("ckptd_last_committed_step" + one + "600\n"));
   EXPECT_THAT(text, HasSubstr("ckptd_last_committed_timestamp_seconds" + one + "1700000000\n"));
   EXPECT_THAT(text, HasSubstr("ckptd_oldest_save_in_flight_age_seconds" + one + "40\n"));

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import signal
 
 from harness import ckptctl, until
 
@@ -25,17 +24,17 @@ def save(rank, tag, step, more=""):
     rank.do(code, 90)
 
 
-def fail(rank, tag):
-    rank.fails(f"run.save({tag!r}, files={{'a': b'x'}}, commit_timeout=0.2).wait('committed', 60)", 90)
-
-
 def test_history_has_each_save_with_its_times_and_survives_a_killed_daemon(daemon, trainers, root):
-    ranks = trainers("a", 2)
+    ranks = trainers("a", 2, options=", commit_timeout=1.0")
     for rank in ranks:
         rank.start("run.save('s1', step=1, files={f'a{rank}': b'x' * 100_000}).wait('committed', 60)")
     for rank in ranks:
         rank.result(90)
-    fail(ranks[0], "s2")
+    ranks[1].start("part = run.begin('s2', step=2)")  # It is never sealed.
+    error = ranks[0].fails("run.save('s2', step=2, files={'a': b'x'}).wait('committed', 60)", 90)
+    assert error.reason == "RANKS_MISSING"
+    ranks[1].result()
+    until(lambda: len(history(daemon, root)) == 2, "both ends")
     before = history(daemon, root)
     daemon.kill()
     daemon.restart()
@@ -123,7 +122,9 @@ def test_why_tells_kept_evicted_deleted_replaced_and_removed_by_hand_apart(daemo
 
 def test_why_of_a_save_in_flight_names_the_ranks_it_waits_for(daemon, trainers, root):
     ranks = trainers("a", 2)
+    ranks[1].start("part = run.begin('s1')")
     ranks[0].do("part = run.save('s1', files={'a': b'x'})")
+    ranks[1].result()
     answer = why(daemon, root, "s1")
     assert answer["state"] == "IN FLIGHT" and "it waits for ranks 1" in answer["answer"]
     assert "IN FLIGHT" in ckptctl("why", os.path.join(root, "s1"), endpoint=daemon.endpoint).stdout
@@ -149,7 +150,5 @@ def test_history_of_a_daemon_that_ends_in_order_is_complete(daemon, trainers, ro
     rank = trainers("a", 1)[0]
     for step in range(1, 20):
         save(rank, f"s{step}", step)
-    os.kill(daemon.pid, signal.SIGTERM)
-    until(lambda: not os.path.exists(f"/proc/{daemon.pid}"), "its end")
-    daemon.restart()
+    daemon.restart()  # By SIGTERM.
     assert [each["step"] for each in history(daemon, root)] == [str(step) for step in range(19, 0, -1)]
