@@ -83,8 +83,9 @@ void AddLooking(CLI::App& app, const Context& context, Arguments& a, Command* ch
   history->add_option("-n,--count", a.count, "Show at most so many, 1 to 10000")
       ->check(CLI::Range(1, 10000))
       ->capture_default_str();
-  Add(app, "why", "Say what has become of a checkpoint: why it failed, is kept, is gone, or is not the latest",
-      chosen, [&] { return Why(context, a.name); })
+  Add(app, "why",
+      "Say what has become of a checkpoint: why it failed, is kept, is gone, or is not the latest", chosen,
+      [&] { return Why(context, a.name); })
       ->add_option("NAME", a.name, "The checkpoint, or the save of that name")
       ->required();
   CLI::App* watch = Add(app, "watch", "Show the progress of saves and restores until Ctrl-C", chosen,

@@ -213,7 +213,8 @@ void Engine::Impl::ReportOrphans(Run* run, int64_t attempt, const v1::JoinRunReq
     outcome.add_ranks(request.rank());
     outcome.set_time_us(clock_->UnixMicros());
     outcome.set_sequence(ended_.ForgetLost(run, attempt, id.tag));
-    if (outcome.sequence() == 0) observer_->OnEarlierSaveEnded(SummaryOf(*run, outcome));  // Else it was told.
+    if (outcome.sequence() == 0)
+      observer_->OnEarlierSaveEnded(SummaryOf(*run, outcome));  // Else it was told.
     ended_.AddFailure(run, ToWire(*run, outcome));
     observer_->OnWarning(absl::StrCat("save of ", run->path, "/", id.tag, " failed: ", outcome.message()));
     run->ledger->RecordOutcome(outcome, [](absl::Status) {});

@@ -82,12 +82,12 @@ class AdminService final : public v1::Admin::CallbackService {
                      [history = context_->history](Engine& engine, const Caller& caller,
                                                    const v1::GetHistoryRequest& asked,
                                                    Reply<v1::GetHistoryResponse> reply) {
-                       engine.FindRoot(caller, asked.run(),
-                                       [history, asked, reply = std::move(reply)](
-                                           absl::StatusOr<RootKey> root) mutable {
-                                         if (!root.ok()) return reply(root.status());
-                                         history->Read(*std::move(root), std::move(asked), std::move(reply));
-                                       });
+                       engine.FindRoot(
+                           caller, asked.run(),
+                           [history, asked, reply = std::move(reply)](absl::StatusOr<RootKey> root) mutable {
+                             if (!root.ok()) return reply(root.status());
+                             history->Read(*std::move(root), std::move(asked), std::move(reply));
+                           });
                      });
   }
   Unary* UndeleteCheckpoint(Context* call, const v1::UndeleteCheckpointRequest* request,

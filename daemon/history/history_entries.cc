@@ -51,8 +51,7 @@ v1::HistoryEntry EntryOf(const RestoreSummary& restore, int64_t now_us) {
 }
 
 v1::HistoryEntry EntryOf(const RemovalSummary& removal, int64_t now_us) {
-  v1::HistoryEntry entry =
-      Entry(removal.by ? v1::HistoryEntry::DELETED : v1::HistoryEntry::EVICTED, now_us);
+  v1::HistoryEntry entry = Entry(removal.by ? v1::HistoryEntry::DELETED : v1::HistoryEntry::EVICTED, now_us);
   entry.set_tag(removal.tag);
   if (removal.step) entry.set_step(*removal.step);
   entry.set_sequence(removal.sequence);

@@ -78,8 +78,7 @@ absl::StatusOr<bool> IsTorn(int fd, int64_t size, const std::string& path) {
 bool Parse(std::string_view line, v1::HistoryEntry* entry) {
   google::protobuf::util::JsonParseOptions options;
   options.ignore_unknown_fields = true;  // A newer daemon may have added fields.
-  const auto parsed =
-      google::protobuf::util::JsonStringToMessage({line.data(), line.size()}, entry, options);
+  const auto parsed = google::protobuf::util::JsonStringToMessage({line.data(), line.size()}, entry, options);
   return parsed.ok() && entry->kind() != v1::HistoryEntry::KIND_UNSPECIFIED;
 }
 
@@ -105,8 +104,8 @@ void HistoryStore::Add(RootKey root, v1::HistoryEntry entry) {
     }
     options_.dropped();
     if (std::exchange(failing_, true)) return;
-    options_.warn(absl::StrCat("the history of ", root.path, " in the state directory cannot be written: ",
-                               std::string(added.message()),
+    options_.warn(absl::StrCat("the history of ", root.path,
+                               " in the state directory cannot be written: ", std::string(added.message()),
                                "; saves go on, and ckptctl history lacks what happens meanwhile"));
   });
 }
@@ -129,8 +128,8 @@ absl::Status HistoryStore::Append(const RootKey& root, const std::string& line) 
   return Halve(path);
 }
 
-// Makes the directory, and removes the user's files that were not written for the longest time, until there is
-// room for one more.
+// Makes the directory, and removes the user's files that were written least recently, until there is room for
+// one more.
 absl::Status HistoryStore::MakePlace(const RootKey& root) {
   if (::mkdir(options_.directory.c_str(), 0700) != 0 && errno != EEXIST)
     return ErrnoError(errno, absl::StrCat("make ", options_.directory));
@@ -169,12 +168,12 @@ void HistoryStore::Read(RootKey root, v1::GetHistoryRequest request, Reply<v1::G
     return reply(InvalidArgument(
         absl::StrCat("max_entries is ", request.max_entries(), "; allowed are 0 to ", kMaxEntries)));
   }
-  thread_.Submit([this, root = std::move(root), request = std::move(request),
-                  reply = std::move(reply)]() mutable {
-    options_.post([answer = ReadNow(root, request), reply = std::move(reply)]() mutable {
-      reply(std::move(answer));
-    });
-  });
+  thread_.Submit(
+      [this, root = std::move(root), request = std::move(request), reply = std::move(reply)]() mutable {
+        options_.post([answer = ReadNow(root, request), reply = std::move(reply)]() mutable {
+          reply(std::move(answer));
+        });
+      });
 }
 
 absl::StatusOr<v1::GetHistoryResponse> HistoryStore::ReadNow(const RootKey& root,

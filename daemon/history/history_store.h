@@ -1,4 +1,4 @@
-// HistoryStore keeps the entries of each root in one file of the state directory, over restarts of the daemon.
+// HistoryStore keeps the entries of each root in one file of the state directory, over restarts.
 //
 // The file has one entry in a line, as JSON of ckptd.v1.HistoryEntry. Each entry is one append: a daemon that
 // is killed leaves at most one incomplete line, which readers pass over, and the next append begins a line of
@@ -26,10 +26,10 @@ namespace ckptd {
 class HistoryStore {
  public:
   struct Options {
-    std::string directory;              // Made with the first entry; its parent must exist.
-    int64_t file_bytes = 512 << 10;     // Of one root. A longer file is halved.
-    int files_per_uid = 256;            // A new root's file takes the place of the user's least recently used.
-    int pending_entries = 4096;         // Entries that wait for a disk which hangs; more are dropped.
+    std::string directory;           // Made with the first entry; its parent must exist.
+    int64_t file_bytes = 512 << 10;  // Of one root. A longer file is halved.
+    int files_per_uid = 256;         // A new root's file takes the place of the user's least recently used.
+    int pending_entries = 4096;      // Entries that wait for a disk which hangs; more are dropped.
     std::function<void(const std::string&)> warn;  // Runs on the store's thread.
     std::function<void()> dropped;                 // An entry was lost. Runs on any thread.
     // Runs answers, on the thread that the caller wants them on.

@@ -67,9 +67,8 @@ class HistoryStoreTest : public ::testing::Test {
   absl::StatusOr<v1::GetHistoryResponse> Ask(const v1::GetHistoryRequest& request = {},
                                              const RootKey& root = {1000, 7, "/data/ckpts"}) {
     std::promise<absl::StatusOr<v1::GetHistoryResponse>> answer;
-    store_->Read(root, request, [&](absl::StatusOr<v1::GetHistoryResponse> read) {
-      answer.set_value(std::move(read));
-    });
+    store_->Read(root, request,
+                 [&](absl::StatusOr<v1::GetHistoryResponse> read) { answer.set_value(std::move(read)); });
     return answer.get_future().get();
   }
   std::vector<int64_t> Sequences(const RootKey& root = {1000, 7, "/data/ckpts"}) {
@@ -163,7 +162,8 @@ TEST_F(HistoryStoreTest, PassesOverALineThatWasCutOffOrDamaged) {
   std::ofstream(File(), std::ios::app) << "{\"kind\":\"SAVE\",\"tag\":\"st";  // The daemon was killed here.
   Add(2);
   Restart();
-  std::ofstream(File(), std::ios::app) << "\xff\xfe nonsense\n\n{\"kind\":\"SAVE\",\"later\":1,\"sequence\":\"3\"}\n";
+  std::ofstream(File(), std::ios::app)
+      << "\xff\xfe nonsense\n\n{\"kind\":\"SAVE\",\"later\":1,\"sequence\":\"3\"}\n";
   Add(4);
   EXPECT_THAT(Sequences(), ElementsAre(4, 3, 2, 1)) << "and not over a field that a newer daemon has added";
   EXPECT_THAT(warnings_, IsEmpty());
@@ -192,7 +192,7 @@ TEST_F(HistoryStoreTest, BoundsTheFilesOfAUser) {
   Add(1, other);
   for (uint64_t inode : {1, 2, 3}) {
     Add(1, {1000, inode, "/root"});
-    ASSERT_THAT(Sequences({1000, inode, "/root"}), SizeIs(1));  // It is on disk.
+    ASSERT_THAT(Sequences({1000, inode, "/root"}), SizeIs(1));                  // It is on disk.
     for (auto& file : std::filesystem::directory_iterator(options_.directory))  // As if a minute passed.
       std::filesystem::last_write_time(file, file.last_write_time() - std::chrono::minutes(1));
   }

@@ -147,8 +147,8 @@ void AddRuns(const v1::Status& status, double now, bool root_paths,
     }
     if (run.degraded()) ++degraded_count;
   }
-  for (Gauges* gauges : {&sequence, &step, &time, &size, &kept, &in_flight, &oldest, &damaged, &pool, &readers,
-                         &trash, &free, &degraded, &read_only, &backend}) {
+  for (Gauges* gauges : {&sequence, &step, &time, &size, &kept, &in_flight, &oldest, &damaged, &pool,
+                         &readers, &trash, &free, &degraded, &read_only, &backend}) {
     gauges->MoveTo(families);
   }
   AddGauge(families, "ckptd_roots_degraded", "Roots whose file system does not answer.", degraded_count);
@@ -209,8 +209,9 @@ class DaemonMetrics::Impl {
   prometheus::Family<prometheus::Counter>& run_restores =
       prometheus::BuildCounter()
           .Name("ckptd_run_restores_total")
-          .Help("Restores of a run that ended, by outcome: read or failed. All that read a checkpoint together "
-                "are one.")
+          .Help(
+              "Restores of a run that ended, by outcome: read or failed. All that read a checkpoint together "
+              "are one.")
           .Register(registry);
   prometheus::Counter& history_dropped =
       prometheus::BuildCounter()
@@ -264,7 +265,8 @@ void DaemonMetrics::OnRunOpened(const std::string& run) {
   const std::string label = impl_->LabelOf(run);
   for (const v1::Level level : {v1::COMMITTED, v1::FAILED, v1::SKIPPED, v1::SUPERSEDED, v1::INDETERMINATE})
     impl_->run_saves.Add({{"run", label}, {"outcome", LevelWord(level)}});
-  for (const char* outcome : {kRead, kFailed}) impl_->run_restores.Add({{"run", label}, {"outcome", outcome}});
+  for (const char* outcome : {kRead, kFailed})
+    impl_->run_restores.Add({{"run", label}, {"outcome", outcome}});
 }
 
 void DaemonMetrics::OnSaveEnded(const SaveSummary& summary) {

@@ -27,7 +27,7 @@ class DaemonMetrics {
 
   // Counts a restore.
   void OnRestoreEnded(const RestoreSummary& summary);
-  // Counts an entry of the history that could not be written. The other methods count what has happened anyway.
+  // Counts an entry of the history that could not be written.
   void OnHistoryDropped();
 
   // Counts a request to etcd that has ended, with all its tries.

@@ -71,7 +71,8 @@ TEST(Metrics, CountsFromZeroSoThatAnAlertSeesTheFirstEvent) {
   metrics.OnRunOpened("runs/1");
   std::string text = metrics.Render({}, 0);
   for (const char* outcome : {"committed", "failed", "skipped", "superseded", "indeterminate"}) {
-    EXPECT_THAT(text, HasSubstr("ckptd_run_saves_total{outcome=\"" + std::string(outcome) + "\",run=\"runs/1\"} 0\n"));
+    EXPECT_THAT(text, HasSubstr("ckptd_run_saves_total{outcome=\"" + std::string(outcome) +
+                                "\",run=\"runs/1\"} 0\n"));
   }
   EXPECT_THAT(text, HasSubstr("ckptd_run_restores_total{outcome=\"failed\",run=\"runs/1\"} 0\n"));
   EXPECT_THAT(text, HasSubstr("ckptd_saves_total{outcome=\"failed\",reason=\"POOL_TOO_SMALL\"} 0\n"));

@@ -10,7 +10,7 @@ namespace ckptd::ctl {
 
 // A table, newest first.
 std::string RenderHistory(const v1::GetHistoryResponse& history);
-// What an entry says of its end: "COMMITTED", "FAILED: RANKS_MISSING: ranks 1 have not ...", "INCOMPLETE: ...".
+// What an entry says of its end: "COMMITTED", "FAILED: RANKS_MISSING: ranks 1 have not ...", "INCOMPLETE: ..."
 std::string RenderEnd(const v1::HistoryEntry& entry);
 
 }  // namespace ckptd::ctl

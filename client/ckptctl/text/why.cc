@@ -20,10 +20,13 @@ struct Step {
 
 // What to do when a save has ended for a reason. docs/protocol.md has all reasons.
 constexpr std::array<Step, 15> kSteps = {{
-    {"RANKS_MISSING", "look at the log and the stack of the ranks that are named; if only some ranks save, name them"},
+    {"RANKS_MISSING",
+     "look at the log and the stack of the ranks that are named; if only some ranks save, name them"},
     {"SESSION_LOST", "look at why that trainer ended: its log, and the kernel's for the OOM killer"},
-    {"STAGED_LOST", "save again; run the daemon under its unit, so that the next one inherits what was sealed"},
-    {"ADMISSION_TIMEOUT", "see who holds the memory with ckptctl sessions; save less often, or raise pool.bytes"},
+    {"STAGED_LOST",
+     "save again; run the daemon under its unit, so that the next one inherits what was sealed"},
+    {"ADMISSION_TIMEOUT",
+     "see who holds the memory with ckptctl sessions; save less often, or raise pool.bytes"},
     {"SKIPPED", "nothing, if it is rare; else save less often, or raise pool.bytes"},
     {"SUPERSEDED", "nothing: a newer save has taken its place"},
     {"POOL_TOO_SMALL", "raise pool.bytes"},
@@ -34,7 +37,8 @@ constexpr std::array<Step, 15> kSteps = {{
     {"SAVE_ABORTED", "nothing: a rank or an operator has ended it, and the next save is independent"},
     {"IO_ERROR", "look at the kernel's log, and replace the disk; older checkpoints are intact"},
     {"NODE_LOST", "look at the node that is named: ckptctl status --verbose"},
-    {"INDETERMINATE", "wait for the scan of the root; of several nodes, look in the root, then ckptctl resolve"},
+    {"INDETERMINATE",
+     "wait for the scan of the root; of several nodes, look in the root, then ckptctl resolve"},
 }};
 
 std::string NextStep(const std::string& reason) {
@@ -53,9 +57,8 @@ std::string When(const google::protobuf::Timestamp& time, int64_t now_us) {
 // "COMMITTED at 2026-01-31 12:03:10 (4 min 2 s ago), sequence 12 of attempt 3, 5.6 GiB".
 std::string Event(const v1::HistoryEntry& entry, int64_t now_us) {
   const bool is_save = entry.kind() == v1::HistoryEntry::SAVE;
-  std::string text =
-      absl::StrCat(is_save ? "save" : v1::HistoryEntry::Kind_Name(entry.kind()), " at ",
-                   When(entry.time(), now_us), ": ", RenderEnd(entry));
+  std::string text = absl::StrCat(is_save ? "save" : v1::HistoryEntry::Kind_Name(entry.kind()), " at ",
+                                  When(entry.time(), now_us), ": ", RenderEnd(entry));
   if (entry.sequence() > 0) absl::StrAppend(&text, ", sequence ", entry.sequence());
   if (entry.attempt() > 0) absl::StrAppend(&text, " of attempt ", entry.attempt());
   if (entry.size_bytes() > 0) absl::StrAppend(&text, ", ", HumanBytes(entry.size_bytes()));
@@ -80,8 +83,8 @@ std::string LatestText(const TagFacts& facts, const v1::Checkpoint& checkpoint) 
   if (!facts.run.has_latest()) return "no checkpoint of the run can be resumed from";
   const v1::Checkpoint& latest = facts.run.latest();
   if (latest.sequence() == checkpoint.sequence()) return "it is the latest: a job resumes from it";
-  std::string text = absl::StrCat("it is not the latest, which is ", latest.tag(), " (sequence ",
-                                  latest.sequence(), ")");
+  std::string text =
+      absl::StrCat("it is not the latest, which is ", latest.tag(), " (sequence ", latest.sequence(), ")");
   if (checkpoint.has_damage()) return text + ": it is damaged";
   if (!checkpoint.suspect().empty()) return text + ": it is suspect";
   absl::StrAppend(&text, ": that one was begun later");
@@ -101,10 +104,9 @@ WhyAnswer Committed(const TagFacts& facts, const v1::Checkpoint& checkpoint) {
   answer.state = "COMMITTED";
   answer.good = true;
   answer.answer = absl::StrCat("it is committed; ", LatestText(facts, checkpoint));
-  answer.evidence.push_back(absl::StrCat("committed ", When(checkpoint.commit_time(), facts.now_us),
-                                         ", sequence ", checkpoint.sequence(), ", ",
-                                         HumanBytes(checkpoint.size_bytes()), " in ",
-                                         Plural(checkpoint.file_count(), "file")));
+  answer.evidence.push_back(absl::StrCat(
+      "committed ", When(checkpoint.commit_time(), facts.now_us), ", sequence ", checkpoint.sequence(), ", ",
+      HumanBytes(checkpoint.size_bytes()), " in ", Plural(checkpoint.file_count(), "file")));
   if (const std::string kept = KeptText(facts); !kept.empty()) {
     answer.evidence.push_back(kept);
     if (facts.decision->kept_by().empty())
@@ -119,9 +121,9 @@ WhyAnswer Committed(const TagFacts& facts, const v1::Checkpoint& checkpoint) {
     answer.good = false;
     answer.evidence.push_back(absl::StrCat("found ", When(checkpoint.damage().time(), facts.now_us), ": ",
                                            checkpoint.damage().message()));
-    answer.next_step = absl::StrCat("ckptctl verify ", checkpoint.directory(),
-                                    " shows what is damaged; after a repair: ckptctl repaired ",
-                                    checkpoint.directory());
+    answer.next_step =
+        absl::StrCat("ckptctl verify ", checkpoint.directory(),
+                     " shows what is damaged; after a repair: ckptctl repaired ", checkpoint.directory());
   }
   AddHistory(facts, &answer);
   return answer;
@@ -131,8 +133,8 @@ WhyAnswer InFlight(const TagFacts& facts, const v1::Checkpoint& save) {
   WhyAnswer answer;
   answer.state = "IN FLIGHT";
   answer.good = true;
-  const std::string written = absl::StrCat(HumanBytes(save.written_bytes()), " of ",
-                                           HumanBytes(save.size_bytes()), " are on disk");
+  const std::string written =
+      absl::StrCat(HumanBytes(save.written_bytes()), " of ", HumanBytes(save.size_bytes()), " are on disk");
   if (save.missing_ranks().empty()) {
     answer.answer = absl::StrCat("all ranks have sealed their parts, and the daemon writes: ", written);
     answer.next_step = absl::StrCat("ckptctl watch ", facts.run.path());
@@ -152,8 +154,8 @@ WhyAnswer Failed(const TagFacts& facts, v1::Level level, const std::string& reas
                  const std::string& message) {
   WhyAnswer answer;
   answer.state = v1::Level_Name(level);
-  answer.answer = absl::StrCat("its save ended ", answer.state, ": ", reason,
-                               message.empty() ? "" : ": ", message);
+  answer.answer =
+      absl::StrCat("its save ended ", answer.state, ": ", reason, message.empty() ? "" : ": ", message);
   answer.next_step = NextStep(reason);
   if (facts.run.has_latest())
     answer.evidence.push_back(absl::StrCat("the latest checkpoint of the run is ", facts.run.latest().tag(),
@@ -167,9 +169,9 @@ std::string WayBack(const TagFacts& facts) {
   if (!facts.trashed) return "";
   const int64_t left_us = UnixMicros(facts.trashed->purge_time()) - facts.now_us;
   return absl::StrCat("ckptctl undelete ", facts.run.path(), "/", facts.tag, " brings it back, ",
-                      left_us <= 0 ? "if it is not deleted meanwhile"
-                                   : absl::StrCat("for another ",
-                                                  HumanSeconds(static_cast<double>(left_us) / 1e6)));
+                      left_us <= 0
+                          ? "if it is not deleted meanwhile"
+                          : absl::StrCat("for another ", HumanSeconds(static_cast<double>(left_us) / 1e6)));
 }
 
 WhyAnswer Gone(const TagFacts& facts, const v1::HistoryEntry& last) {
@@ -206,13 +208,13 @@ WhyAnswer Unknown(const TagFacts& facts) {
   answer.known = false;
   answer.state = "UNKNOWN";
   answer.answer = "neither the root nor the history has a checkpoint or a save of this name";
-  answer.evidence.push_back(facts.history.has_begin_time()
-                                ? absl::StrCat("the history begins ",
-                                               When(facts.history.begin_time(), facts.now_us))
-                                : "the history of this root is empty");
+  answer.evidence.push_back(
+      facts.history.has_begin_time()
+          ? absl::StrCat("the history begins ", When(facts.history.begin_time(), facts.now_us))
+          : "the history of this root is empty");
   if (facts.trashed) answer.evidence.push_back("the trash has a checkpoint of this name");
-  answer.next_step = facts.trashed ? WayBack(facts)
-                                   : absl::StrCat("ckptctl history ", facts.run.path(), " has the tags");
+  answer.next_step =
+      facts.trashed ? WayBack(facts) : absl::StrCat("ckptctl history ", facts.run.path(), " has the tags");
   return answer;
 }
 

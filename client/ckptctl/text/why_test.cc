@@ -101,7 +101,8 @@ TEST_F(WhyTest, CommittedOneSaysWhatKeepsItAndWhyItIsNotTheLatest) {
   AddEntry(FailedSave(120));
   WhyAnswer answer = AnswerWhy(facts_);
   EXPECT_TRUE(answer.good);
-  EXPECT_THAT(answer.answer, HasSubstr("it is not the latest, which is step_20 (sequence 4): that one was begun later"));
+  EXPECT_THAT(answer.answer,
+              HasSubstr("it is not the latest, which is step_20 (sequence 4): that one was begun later"));
   EXPECT_THAT(answer.evidence, Contains("retention keeps it: last 3, pinned"));
   EXPECT_THAT(answer.evidence, Contains(HasSubstr("RANKS_MISSING"))) << "its earlier save failed";
   EXPECT_EQ(answer.next_step, "");

@@ -50,11 +50,10 @@ void Restores::OnFailed(const Run& run, int64_t sequence, int rank, const std::s
   RestoreSummary& summary = found->second.summary;
   summary.reason = failure.empty() ? reason::kCheckpointDamaged : reason::kResumeFailed;
   const std::string who = rank < 0 ? "a reader" : absl::StrCat("rank ", rank);
-  summary.message = failure.empty()
-                        ? absl::StrCat(who, " has found damage in ",
-                                       damage.path().empty() ? "the checkpoint" : damage.path(),
-                                       damage.message().empty() ? "" : ": ", damage.message())
-                        : absl::StrCat(who, " could not go on: ", failure);
+  summary.message = failure.empty() ? absl::StrCat(who, " has found damage in ",
+                                                   damage.path().empty() ? "the checkpoint" : damage.path(),
+                                                   damage.message().empty() ? "" : ": ", damage.message())
+                                    : absl::StrCat(who, " could not go on: ", failure);
   found->second.is_restore = true;
 }
 

@@ -22,10 +22,10 @@ class Restores {
       : clock_(clock), observer_(observer), leases_(leases) {}
 
   void OnOpened(const Lease& lease);
-  // Call it when the table does not have the lease any more. A process that only looked, which neither resumes
-  // nor has reported a byte, is not told.
+  // Call it when the table does not have the lease any more. A process that only looked is not told: it
+  // neither resumes nor has reported a byte.
   void OnReleased(const Lease& lease);
-  // A reader cannot go on: because of damage, or for the reason `failure`. `rank` -1: it is none of the run's.
+  // A reader cannot go on: because of damage, or for the reason `failure`. `rank` -1: it is none of the run.
   // No-op unless the checkpoint is open.
   void OnFailed(const Run& run, int64_t sequence, int rank, const std::string& failure,
                 const v1::Damage& damage);

@@ -54,8 +54,7 @@ class RestoresTest : public ClassTest {
       &sessions_,
       {.describe = [](const Run& run,
                       const CommittedCheckpoint& committed) { return ToWire(run, committed, {}); },
-       .mark_damaged = [](Run*, int64_t, storage::v1::Damage,
-                          DamageMarked done) { done(absl::OkStatus()); },
+       .mark_damaged = [](Run*, int64_t, storage::v1::Damage, DamageMarked done) { done(absl::OkStatus()); },
        .notify = [](const Run&, v1::WatchResponse) {},
        .released = [this](const Lease& lease) { restores_.OnReleased(lease); },
        .opened = [this](const Lease& lease) { restores_.OnOpened(lease); }}};

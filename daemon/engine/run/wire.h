@@ -65,7 +65,8 @@ v1::SaveError ErrorToWire(const absl::Status& status);
 
 // Of a save of an earlier daemon, as the root shows it.
 SaveSummary SummaryOf(const Run& run, const storage::v1::Outcome& outcome);
-RemovalSummary RemovalOf(const Run& run, const storage::v1::ManifestSummary& removed, std::optional<uid_t> by);
+RemovalSummary RemovalOf(const Run& run, const storage::v1::ManifestSummary& removed,
+                         std::optional<uid_t> by);
 
 // ---- damage
 
