@@ -1,0 +1,1 @@
+"""The status page of a daemon: python -m ckptd.web."""
