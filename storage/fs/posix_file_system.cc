@@ -7,6 +7,7 @@
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/sysmacros.h>
 #include <sys/vfs.h>
 #include <unistd.h>
 
@@ -119,7 +120,23 @@ std::optional<FileType> TypeOf(unsigned char dirent_type) {
   }
 }
 
-int64_t Nanoseconds(const timespec& time) { return int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec; }
+int64_t Nanoseconds(const struct statx_timestamp& time) {
+  return int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
+}
+
+absl::StatusOr<FileStat> FileStatOf(int dir, const char* name, int flags, std::string_view what) {
+  struct statx found;
+  if (::statx(dir, name, flags, STATX_BASIC_STATS, &found) != 0) {
+    return ErrnoError(errno, absl::StrCat("examining ", std::string(what)));
+  }
+  return FileStat{.type = TypeOf(mode_t{found.stx_mode}),
+                  .size = static_cast<int64_t>(found.stx_size),
+                  .uid = found.stx_uid,
+                  .device = ::makedev(found.stx_dev_major, found.stx_dev_minor),
+                  .inode = found.stx_ino,
+                  .modified_ns = Nanoseconds(found.stx_mtime),
+                  .changed_ns = Nanoseconds(found.stx_ctime)};
+}
 
 std::string FileSystemName(uint64_t magic) {
   switch (magic) {
@@ -335,24 +352,12 @@ absl::StatusOr<std::vector<DirEntry>> PosixFileSystem::List(Handle dir) {
 }
 
 absl::StatusOr<FileStat> PosixFileSystem::Stat(Handle dir, std::string_view path) {
-  struct stat stat;
-  if (path.empty()) {
-    if (::fstat(dir, &stat) != 0) return ErrnoError(errno, "examining an open file");
-  } else {
-    const Actor::Scope acting(actor_);
-    CKPTD_RETURN_IF_ERROR(acting.status());
-    CKPTD_ASSIGN_OR_RETURN(const Parent parent, OpenParent(dir, path));
-    if (::fstatat(parent.dir, parent.name.c_str(), &stat, AT_SYMLINK_NOFOLLOW) != 0) {
-      return ErrnoError(errno, absl::StrCat("examining ", std::string(path)));
-    }
-  }
-  return FileStat{.type = TypeOf(stat.st_mode),
-                  .size = stat.st_size,
-                  .uid = stat.st_uid,
-                  .device = stat.st_dev,
-                  .inode = stat.st_ino,
-                  .modified_ns = Nanoseconds(stat.st_mtim),
-                  .changed_ns = Nanoseconds(stat.st_ctim)};
+  // A client of a network file system that hears of a change looks up the names of the directory anew.
+  if (path.empty()) return FileStatOf(dir, "", AT_EMPTY_PATH | AT_STATX_FORCE_SYNC, "an open file");
+  const Actor::Scope acting(actor_);
+  CKPTD_RETURN_IF_ERROR(acting.status());
+  CKPTD_ASSIGN_OR_RETURN(const Parent parent, OpenParent(dir, path));
+  return FileStatOf(parent.dir, parent.name.c_str(), AT_SYMLINK_NOFOLLOW, path);
 }
 
 // Operations that take space run as the user, for quotas and for the blocks that a file system reserves for

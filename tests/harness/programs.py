@@ -85,9 +85,10 @@ class DaemonProgram:
 
 
 def ckptctl(
-    *arguments: str, endpoint: Optional[str] = None, check: bool = True
+    *arguments: str, endpoint: Optional[str] = None, check: bool = True, wrapper: Sequence[str] = ()
 ) -> subprocess.CompletedProcess[str]:
-    command = [find_program("ckptctl")] + ([f"--endpoint={endpoint}"] if endpoint else []) + list(arguments)
+    """`wrapper` is a command that runs it in its own place, as nsenter does."""
+    command = [*wrapper, find_program("ckptctl")] + ([f"--endpoint={endpoint}"] if endpoint else []) + list(arguments)
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     if check:
         assert done.returncode == 0, f"{command}: {done.returncode}\n{done.stdout}\n{done.stderr}"

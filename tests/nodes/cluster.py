@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import json
 import pathlib
+import subprocess
 from collections.abc import Sequence
-from typing import List, Optional
+from typing import Any, Dict, List, Optional
 
 from etcd_members import EtcdMembers
 from places import Places
 
-from harness import DaemonProgram, Killer, until
+from harness import DaemonProgram, Killer, ckptctl, until
 
 NAMES = ("gpu1", "gpu2", "gpu3")
 # Short, so that the tests are; a daemon that a busy machine holds up for longer loses its registration.
@@ -68,12 +70,24 @@ class Node(DaemonProgram):
         assert self._killer is not None, f"{self.name} is not killable"
         return self._killer
 
+    def ask(self, *arguments: str, check: bool = True) -> "subprocess.CompletedProcess[str]":
+        """Runs ckptctl on this node."""
+        return ckptctl(*arguments, endpoint=self.endpoint, check=check, wrapper=self.wrapper)
+
+    def listed(self, root: str) -> List[Dict[str, Any]]:
+        """The checkpoints that this node lists, the newest first, as ckptctl describes them."""
+        found: List[Dict[str, Any]] = json.loads(self.ask("--output=json", "list", root).stdout)["checkpoints"]
+        return found
+
+    def tags(self, root: str) -> List[str]:
+        return [checkpoint["tag"] for checkpoint in self.listed(root)]
+
     def is_registered(self) -> bool:
         return bool(self.status().cluster.registered)
 
-    def coordinator(self) -> str:
-        """The node that decides for the shared run that is open here, as this node knows it; empty: none."""
-        runs = self.status().cluster.shared_runs
+    def coordinator(self, root: str = "") -> str:
+        """The node that decides for the shared run that is open here, or for that of `root`, as this node knows it; empty: none."""
+        runs = [run for run in self.status().cluster.shared_runs if root in ("", run.root)]
         return str(runs[0].coordinator) if runs else ""
 
 
@@ -91,9 +105,11 @@ class Cluster:
         self.shared = folder.resolve() / "shared"
         self.shared.mkdir()
         self.root = str(self.shared / "run")
+        self.places = places
         self.nodes: List[Node] = []
         self.etcd = EtcdMembers(places.etcd_addresses, places.etcd_wrapper)
         try:
+            places.share(self.shared)
             for number, name in enumerate(names):
                 wrapper = places.node_wrapper(number, self.shared)
                 node = Node(folder / name, name, self.etcd.endpoints(), self.shared, wrapper, killable, pool_bytes)
@@ -129,3 +145,4 @@ class Cluster:
         for node in self.nodes:
             node.close()
         self.etcd.close()
+        self.places.stop_sharing(self.shared)

@@ -5,15 +5,19 @@ import itertools
 import pytest
 from cluster import Cluster
 from launches import Launch
-from places import OneHost
+from places import OneHost, SeparateHosts
+from shared_file_systems import chosen
 
 from harness import temporary_folder
 
 
 @pytest.fixture
 def places():
-    """A test module may have another one."""
-    return OneHost()
+    """All on this host, or on the file system of this sandbox. A test module may have other places."""
+    file_system = chosen()
+    made = SeparateHosts(file_system) if file_system else OneHost()
+    yield made
+    made.close()
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from typing import List, NamedTuple, Optional, Tuple
 
 from cluster import LOSS_SECONDS, PROMPT_SECONDS, Cluster, Node
 from launches import Launch, assert_all_hear, words
-from places import OneHost, SeparateHosts, why_no_namespaces
+from places import best_places
 from rank_program import content
 
 import ckptd
@@ -228,7 +228,6 @@ class Job:
 @contextlib.contextmanager
 def new_job() -> Iterator[Job]:
     """On a cluster of its own, where each node has a network and mounts of its own if this machine allows that."""
-    places = OneHost() if why_no_namespaces() else SeparateHosts()
-    with closing(places), temporary_folder() as folder, closing(Cluster(folder, places, killable=True)) as cluster:
+    with closing(best_places()) as places, temporary_folder() as folder, closing(Cluster(folder, places, killable=True)) as cluster:
         with closing(Job(cluster)) as job:
             yield job

@@ -1,4 +1,6 @@
-"""Where etcd and the nodes of a cluster run: all on this host, or each node in namespaces of its own."""
+"""Where etcd and the nodes of a cluster run: all on this host, or each node in namespaces of its own. In a sandbox of a shared
+file system each node mounts that.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,10 @@ import pathlib
 import random
 import subprocess
 from collections.abc import Sequence
-from typing import List, Protocol
+from typing import List, Optional, Protocol
+
+from node_namespaces import Namespaces
+from shared_file_systems import SharedFileSystem, chosen
 
 from harness import TIMEOUT
 
@@ -18,8 +23,14 @@ class Places(Protocol):
     etcd_addresses: Sequence[str]
     etcd_wrapper: Sequence[str]
 
+    def share(self, shared: pathlib.Path) -> None:
+        """Gets the folder ready that all nodes are going to share; it is empty."""
+
+    def stop_sharing(self, shared: pathlib.Path) -> None:
+        """Takes the folder off this host. No node uses it any more."""
+
     def node_wrapper(self, node: int, shared: pathlib.Path) -> Sequence[str]:
-        """`shared` is the folder that all nodes share."""
+        """Makes a node, where `shared` is that folder."""
 
     def close(self) -> None: ...
 
@@ -31,6 +42,12 @@ class OneHost:
         network = f"127.{random.randint(1, 254)}.{random.randint(1, 254)}"
         self.etcd_addresses = [f"{network}.{number}" for number in (1, 2, 3)]
         self.etcd_wrapper: List[str] = []
+
+    def share(self, shared: pathlib.Path) -> None:
+        pass
+
+    def stop_sharing(self, shared: pathlib.Path) -> None:
+        pass
 
     def node_wrapper(self, node: int, shared: pathlib.Path) -> Sequence[str]:
         return []
@@ -48,50 +65,43 @@ def why_no_namespaces() -> str:
     return f"needs network namespaces with bridges: {done.stderr.strip()}" if done.returncode else ""
 
 
-class _Namespaces:
-    """A network namespace and a mount namespace. They end with the process that made them, as all that is in them."""
-
-    def __init__(self) -> None:
-        hold = ["sh", "-c", "ip link set lo up && echo ready && exec cat"]
-        self.holder = subprocess.Popen(
-            ["unshare", "--net", "--mount", "--propagation=private", *hold],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        assert self.holder.stdout is not None and self.holder.stdout.readline() == b"ready\n"
-        self.pid = self.holder.pid
-        self.wrapper = ["nsenter", f"--target={self.pid}", "--net", "--mount"]
-
-    def run(self, *command: str) -> None:
-        subprocess.run([*self.wrapper, *command], check=True, timeout=TIMEOUT)
-
-    def close(self) -> None:
-        self.holder.communicate(timeout=TIMEOUT)  # Closes its stdin, and waits.
-
-
 class SeparateHosts:
-    """Each node has a network and mounts of its own. A bridge joins them with etcd, whose members are in one place."""
+    """Each node has a network and mounts of its own. A bridge joins them with etcd, whose members are in one place, with the
+    server of the file system if there is one; else all nodes mount one local folder.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, file_system: Optional[SharedFileSystem] = None) -> None:
+        self._file_system = file_system
         network = "198.18.0"  # For tests of networks; nothing else in these namespaces has an address.
         self.etcd_addresses = [f"{network}.{number}" for number in (1, 2, 3)]
-        self._switch = _Namespaces()
-        self._nodes: List[_Namespaces] = []
+        self._switch = Namespaces()
+        self._nodes: List[Namespaces] = []
         self.etcd_wrapper = self._switch.wrapper
         self._switch.run("ip", "link", "add", "name", "bridge0", "type", "bridge")
         for address in self.etcd_addresses:
             self._switch.run("ip", "address", "add", f"{address}/24", "dev", "bridge0")
         self._switch.run("ip", "link", "set", "bridge0", "up")
 
+    def share(self, shared: pathlib.Path) -> None:
+        if self._file_system:
+            self._file_system.serve(self._switch, self.etcd_addresses[0], shared)
+
+    def stop_sharing(self, shared: pathlib.Path) -> None:
+        if os.path.ismount(shared):
+            subprocess.run(["umount", "--lazy", str(shared)], check=True, timeout=TIMEOUT)
+
     def node_wrapper(self, node: int, shared: pathlib.Path) -> Sequence[str]:
-        made = _Namespaces()
+        made = Namespaces()
         self._nodes.append(made)
         link = ["ip", "link", "add", "name", f"node{node}", "type", "veth"]
         self._switch.run(*link, "peer", "name", "eth0", "netns", str(made.pid))
         self._switch.run("ip", "link", "set", f"node{node}", "master", "bridge0", "up")
         made.run("ip", "address", "add", f"198.18.0.{10 + node}/24", "dev", "eth0")
         made.run("ip", "link", "set", "eth0", "up")
-        made.run("mount", "--bind", str(shared), str(shared))
+        if self._file_system:
+            self._file_system.mount(made, f"node{node}", shared)
+        else:
+            made.run("mount", "--bind", str(shared), str(shared))
         return made.wrapper
 
     def cut(self, node: int) -> None:
@@ -104,3 +114,9 @@ class SeparateHosts:
     def close(self) -> None:
         for namespaces in [*self._nodes, self._switch]:
             namespaces.close()
+
+
+def best_places() -> Places:
+    """Nodes on the file system of this sandbox; outside of any, with networks of their own if this machine allows that."""
+    file_system = chosen()
+    return SeparateHosts(file_system) if file_system or not why_no_namespaces() else OneHost()

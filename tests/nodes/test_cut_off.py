@@ -4,6 +4,7 @@ import pytest
 from cluster import GRACE_SECONDS, LOSS_SECONDS
 from launches import words
 from places import SeparateHosts, why_no_namespaces
+from shared_file_systems import chosen
 
 from harness import tags
 
@@ -13,7 +14,7 @@ pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 
 @pytest.fixture
 def places():
-    made = SeparateHosts()
+    made = SeparateHosts(chosen())
     yield made
     made.close()
 

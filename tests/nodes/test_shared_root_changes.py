@@ -4,11 +4,10 @@ tests/e2e/test_root_changes.py and test_two_jobs.py, over three nodes.
 
 import shutil
 
-import ckptd
 from launches import Launch, words
 from test_what_is_removed import restart_daemons
 
-from harness import tags, until, until_equal
+from harness import tags, until_equal
 
 
 def test_removed_ckptd_directory_is_made_again_and_saves_go_on(cluster, launch):
@@ -40,13 +39,8 @@ def test_job_does_not_go_back_to_checkpoint_that_was_moved_in(cluster, launch):
         assert words(ranks.save(f"mine_{step}", step)) == {"committed"}
     assert tags(cluster.root) == ["mine_3", "other_7", "mine_2", "mine_1"]
     for node in cluster.nodes:
-        with ckptd.connect(node.endpoint) as client:
-            listed = client.open(cluster.root)
-
-            def lists_it(listed=listed):
-                return [info.tag for info in listed.list()] == ["mine_3", "other_7", "mine_2", "mine_1"]
-
-            until(lists_it, f"{node.name} to list the checkpoint that was moved in")
+        expected = ["mine_3", "other_7", "mine_2", "mine_1"]
+        until_equal(lambda node=node: node.tags(cluster.root), expected, f"{node.name} to list what was moved in")
     ranks.close()
     restart_daemons(cluster)
     assert [found[0] for found in launch().do("me.resume()")] == ["mine_3"] * 6

@@ -5,7 +5,6 @@ nothing of another root.
 import os
 import shutil
 
-import ckptd
 import pytest
 from launches import Launch, words
 
@@ -56,9 +55,7 @@ def test_checkpoint_that_was_put_back_stays_when_all_daemons_start_again(cluster
     restart_daemons(cluster)
     keeps_all = on_one_node(cluster, "second", keep=None)
     assert words(keeps_all.save("step_3", 3)) == {"committed"}
-    with ckptd.connect(cluster.nodes[0].endpoint) as client:
-        listed = client.open(cluster.root)
-        until(lambda: [info.tag for info in listed.list()][-1] == "step_1", "step_1 to be listed")
+    until(lambda: cluster.nodes[0].tags(cluster.root)[-1] == "step_1", "step_1 to be listed")
     keeps_all.close()
 
 

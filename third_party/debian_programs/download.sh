@@ -1,6 +1,6 @@
 #!/bin/bash
-# download.sh PACKAGE...: unpacks Debian packages into ./PACKAGE, without root and without touching the machine's own
-# lists.
+# download.sh PACKAGE|FOLDER=PACKAGE,PACKAGE... ...: unpacks Debian packages into ./PACKAGE, or several into ./FOLDER with all their
+# programs and libraries in ./FOLDER/usr, without root and without touching the machine's own lists.
 set -euo pipefail
 state=$(mktemp -d)
 trap 'rm -rf "$state"' EXIT
@@ -11,8 +11,19 @@ options=(
 )
 # A third party's source may be away: what counts is whether ours are found.
 apt-get "${options[@]}" update || true
-for package in "$@"; do
-    mkdir "$state/$package"
-    (cd "$state/$package" && apt-get "${options[@]}" download "$package")
-    dpkg-deb -x "$state/$package"/*.deb "$package"
+for argument in "$@"; do
+    folder=${argument%%=*}
+    mkdir -p "$state/$folder" "$folder"
+    if [ "$folder" != "$argument" ]; then
+        # As on an installed Debian, what is for /lib is in /usr/lib.
+        for name in bin sbin lib; do
+            mkdir -p "$folder/usr/$name"
+            ln -s "usr/$name" "$folder/$name"
+        done
+    fi
+    packages=${argument#*=}
+    (cd "$state/$folder" && apt-get "${options[@]}" download ${packages//,/ })
+    for package in "$state/$folder"/*.deb; do
+        dpkg-deb --fsys-tarfile "$package" | tar -x --keep-directory-symlink -C "$folder"
+    done
 done

@@ -288,7 +288,15 @@ class SharedDiskRootIo : public DiskRootIo<SharedFilesIo, SharedDiskRoot> {
     if (!looking->again(StatusOf(result)) || looking->clock->Now() >= looking->until)
       return looking->answer(std::move(result));
     FileSystemWorkers& on = *looking->workers;
-    on.PostLater(kLookPause, [looking = std::move(looking)]() mutable { Look(std::move(looking)); });
+    on.PostLater(kLookPause, [looking = std::move(looking)]() mutable {
+      AskForNames(*looking->root);
+      Look(std::move(looking));
+    });
+  }
+  // Has the client of a network file system ask its server for the root's directory, of which it may keep names
+  // for half a minute. Best effort.
+  static void AskForNames(SharedDiskRoot& root) {
+    if (root.dir) root.fs->Stat(root.dir.get(), "").IgnoreError();
   }
 
   // Answers without the file system, after the call has returned.
