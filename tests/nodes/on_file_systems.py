@@ -1,4 +1,6 @@
-"""Runs the suites of this folder with nodes that share a network file system, one after another. For tools/soak."""
+"""Runs the suites of this folder, and three_nodes.py, with nodes that share a network file system, one after another. For
+tools/soak.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ import argparse
 import sys
 import time
 
+import three_nodes
 from shared_file_systems import NETWORK, sandbox
 
 # These start no nodes, or nodes on this host alone.
@@ -30,9 +33,12 @@ def main() -> int:
         arguments = ["-q", "-o", "timeout=1200", "-k", options.select, *ignored, "tests/nodes"]
         finished = sandbox.run_pytest(name, arguments, _LIMIT_SECONDS)
         lines = finished.output.rstrip().splitlines() or [f"status {finished.status}"]
-        print("\n".join(lines if finished.status else lines[-1:]))
-        print(f"{name}: {'failed' if finished.status else 'passed'} in {time.monotonic() - began:.0f} s", flush=True)
-        failed += [name] if finished.status else []
+        print("\n".join(lines if finished.status else lines[-1:]), flush=True)
+        # Its 30 processes of torch are too many for Linux in user mode.
+        status = 0 if name == "nfs" or options.select else three_nodes.tell_on(name)
+        passed = finished.status == 0 and status == 0
+        print(f"{name}: {'passed' if passed else 'failed'} in {time.monotonic() - began:.0f} s", flush=True)
+        failed += [] if passed else [name]
     return 1 if failed else 0
 
 

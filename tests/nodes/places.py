@@ -84,6 +84,8 @@ class SeparateHosts:
 
     def share(self, shared: pathlib.Path) -> None:
         if self._file_system:
+            for state in ("/var/lib", "/run"):  # Each server has its own.
+                self._switch.run("mount", "-t", "tmpfs", "tmpfs", state)
             self._file_system.serve(self._switch, self.etcd_addresses[0], shared)
 
     def stop_sharing(self, shared: pathlib.Path) -> None:
@@ -96,13 +98,28 @@ class SeparateHosts:
         link = ["ip", "link", "add", "name", f"node{node}", "type", "veth"]
         self._switch.run(*link, "peer", "name", "eth0", "netns", str(made.pid))
         self._switch.run("ip", "link", "set", f"node{node}", "master", "bridge0", "up")
-        made.run("ip", "address", "add", f"198.18.0.{10 + node}/24", "dev", "eth0")
+        made.run("ip", "address", "add", f"{self.address(node)}/24", "dev", "eth0")
         made.run("ip", "link", "set", "eth0", "up")
-        if self._file_system:
-            self._file_system.mount(made, f"node{node}", shared)
-        else:
-            made.run("mount", "--bind", str(shared), str(shared))
+        self._mount(node, shared)
         return made.wrapper
+
+    def _mount(self, node: int, shared: pathlib.Path) -> None:
+        if self._file_system:
+            self._file_system.mount(self._nodes[node], f"node{node}", shared)
+        else:
+            self._nodes[node].run("mount", "--bind", str(shared), str(shared))
+
+    def address(self, node: int) -> str:
+        return f"198.18.0.{10 + node}"
+
+    def kill(self, node: int) -> None:
+        """Ends all processes of a node at once, those of its file system, too."""
+        self._nodes[node].kill()
+
+    def boot(self, node: int, shared: pathlib.Path) -> None:
+        """Makes a node ready again that was killed."""
+        self._nodes[node].run("umount", "--lazy", str(shared))
+        self._mount(node, shared)
 
     def cut(self, node: int) -> None:
         """Takes a node's cable out; the shared folder stays."""
