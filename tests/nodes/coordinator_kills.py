@@ -17,7 +17,7 @@ from places import best_places
 from rank_program import content
 
 import ckptd
-from harness import ckptctl, closing, temporary_folder, until
+from harness import closing, temporary_folder, until
 
 Checkpoint = Tuple[str, int]  # A tag, and the step that tells the bytes.
 RANKS = range(6)
@@ -167,7 +167,7 @@ class Job:
             raise AssertionError(f"after {LOSS_SECONDS} s: {self.left(checkpoint)}") from None
         assert self.shown() == [checkpoint]
         for node in self.cluster.nodes:
-            ckptctl("verify", str(self.root), endpoint=node.endpoint)
+            node.ask("verify", str(self.root))
 
     def _expect_next_launch_goes_on(self) -> None:
         self.cluster.wait_until_registered()

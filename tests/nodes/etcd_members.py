@@ -107,6 +107,25 @@ class EtcdMembers:
         for alarm in self._call("maintenance/alarm", action="GET").get("alarms", []):
             self._call("maintenance/alarm", action="DEACTIVATE", memberID=alarm["memberID"], alarm=alarm["alarm"])
 
+    def back_up(self) -> None:
+        """Keeps what the members have now, for `restore`. All are stopped meanwhile."""
+        self._exchange("", ".backup")
+
+    def restore(self) -> None:
+        """All members go on from the backup, as if nothing had been written since."""
+        self._exchange(".backup", "")
+
+    def _exchange(self, source: str, target: str) -> None:
+        members = list(self.processes)
+        for member in members:
+            self.kill(member)
+        for member in members:
+            into = self.folder / f"m{member}{target}"
+            shutil.rmtree(into, ignore_errors=True)
+            shutil.copytree(self.folder / f"m{member}{source}", into)
+        for member in members:
+            self.start(member)
+
     def close(self) -> None:
         for member in list(self.processes):
             self.kill(member)

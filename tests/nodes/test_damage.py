@@ -4,7 +4,7 @@ import os
 
 from launches import words
 
-from harness import ckptctl, until
+from harness import until
 
 ALL_FILES = [f"rank{rank}.raw" for rank in range(6)]
 
@@ -50,7 +50,7 @@ def test_damage_that_one_rank_finds_keeps_all_ranks_of_all_nodes_from_that_check
     assert third.do("me.restore()") == [["step_1", 1]] * 6
     third.close()
     flip_a_bit(f"{cluster.root}/step_2/rank3.raw")
-    ckptctl("repaired", f"{cluster.root}/step_2", endpoint=cluster.nodes[2].endpoint)
+    cluster.nodes[2].ask("repaired", f"{cluster.root}/step_2")
     for node in cluster.nodes:
         until(lambda node=node: damaged_on(node) == [], f"{node.name} to hear that step_2 is repaired")
     fourth = launch()
@@ -62,7 +62,7 @@ def test_damage_that_verify_finds_on_one_node_is_known_on_all(cluster, launch):
     for step in (1, 2):
         assert words(ranks.save(f"step_{step}", step)) == {"committed"}
     flip_a_bit(f"{cluster.root}/step_2/rank0.raw")
-    done = ckptctl("verify", cluster.root, endpoint=cluster.followers()[0].endpoint, check=False)
+    done = cluster.followers()[0].ask("verify", cluster.root, check=False)
     assert done.returncode == 1, done.stdout
     for node in cluster.nodes:
         until(lambda node=node: damaged_on(node) == ["step_2"], f"{node.name} to hear of the damage")

@@ -6,14 +6,14 @@ import pytest
 from cluster import GRACE_SECONDS, LOSS_SECONDS, PROMPT_SECONDS
 from launches import assert_all_hear, words
 
-from harness import ckptctl, tags
+from harness import tags
 
 
 def assert_next_save_commits(cluster, launch, tag, step):
     assert words(launch.save(tag, step)) == {"committed"}
     assert tags(cluster.root)[0] == tag
     for node in cluster.nodes:
-        ckptctl("verify", f"{cluster.root}/{tag}", endpoint=node.endpoint)
+        node.ask("verify", f"{cluster.root}/{tag}")
 
 
 def test_trainer_killed_before_its_seal_ends_the_save_on_all_nodes_at_once(cluster, launch):

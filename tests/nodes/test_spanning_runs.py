@@ -3,7 +3,7 @@
 from launches import words
 
 import ckptd
-from harness import ckptctl, tags
+from harness import tags
 
 ALL_FILES = [f"rank{rank}.raw" for rank in range(6)]
 
@@ -14,7 +14,7 @@ def test_save_of_three_nodes_is_one_checkpoint_that_all_ranks_resume_from(cluste
     assert tags(cluster.root) == ["step_1"]
     with ckptd.open_root(cluster.root).open("step_1") as checkpoint:
         assert sorted(checkpoint.files) == ALL_FILES
-    ckptctl("verify", f"{cluster.root}/step_1", endpoint=cluster.nodes[2].endpoint)
+    cluster.nodes[2].ask("verify", f"{cluster.root}/step_1")
     first.close()
     second = launch()
     assert second.do("me.resume()") == [["step_1", 1, ALL_FILES]] * 6
