@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Sequence
 from typing import Any, Dict, List, Optional
 
+from certificates import Authority
 from etcd_members import EtcdMembers
 from places import Places
 
@@ -37,6 +38,7 @@ class Node(DaemonProgram):
         wrapper: Sequence[str],
         killable: bool,
         pool_bytes: int = 64 << 20,
+        authority: Optional[Authority] = None,
     ) -> None:
         """`wrapper` is the command that runs the daemon and its ranks, such as one that enters a namespace. `killable`:
         each start has a `killer`.
@@ -48,6 +50,9 @@ class Node(DaemonProgram):
         self._killer: Optional[Killer] = None
         self._starts = itertools.count(1)
         members = " ".join(f'etcd_endpoints: "{endpoint}"' for endpoint in endpoints)
+        if authority:
+            files = (authority.file, authority.certificate(name), authority.key(name))
+            members += ' etcd_ca_file: "{}" etcd_certificate_file: "{}" etcd_key_file: "{}"'.format(*files)
         super().__init__(
             folder,
             f"pool {{ bytes: {pool_bytes} }} metrics {{ port: -1 }}\n"
@@ -101,18 +106,21 @@ class Cluster:
         killable: bool = False,
         names: Sequence[str] = NAMES,
         pool_bytes: int = 64 << 20,
+        authority: Optional[Authority] = None,
     ) -> None:
+        """`authority`: etcd takes its certificates alone; it has signed those of the nodes."""
         self.shared = folder.resolve() / "shared"
         self.shared.mkdir()
         self.root = str(self.shared / "run")
         self.places = places
         self.nodes: List[Node] = []
-        self.etcd = EtcdMembers(places.etcd_addresses, places.etcd_wrapper)
+        self.etcd = EtcdMembers(places.etcd_addresses, places.etcd_wrapper, authority)
         try:
             places.share(self.shared)
             for number, name in enumerate(names):
                 wrapper = places.node_wrapper(number, self.shared)
-                node = Node(folder / name, name, self.etcd.endpoints(), self.shared, wrapper, killable, pool_bytes)
+                endpoints = self.etcd.endpoints()
+                node = Node(folder / name, name, endpoints, self.shared, wrapper, killable, pool_bytes, authority)
                 self.nodes.append(node)
             self.wait_until_registered()
         except BaseException:

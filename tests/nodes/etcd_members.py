@@ -10,7 +10,9 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Optional
+
+from certificates import Authority
 
 from harness import TIMEOUT, until
 
@@ -21,6 +23,7 @@ CLIENT_PORT, PEER_PORT = 12379, 12380
 # How large the database may become; what the tests store takes a small part of it.
 QUOTA_BYTES = 16 << 20
 _FILLER_BYTES = 1 << 20
+_VALID_SECONDS = 24 * 3600
 # Sends stdin to a URL and prints the answer; what the server says of an error goes to stderr.
 _POST = """
 import sys, urllib.error, urllib.request
@@ -37,20 +40,28 @@ except OSError as error:
 class EtcdMembers:
     """The members, at one address each. Whether they serve is not waited for."""
 
-    def __init__(self, addresses: Sequence[str], wrapper: Sequence[str] = ()) -> None:
-        """`wrapper` is the command that runs them, such as one that enters a network namespace."""
+    def __init__(
+        self, addresses: Sequence[str], wrapper: Sequence[str] = (), authority: Optional[Authority] = None
+    ) -> None:
+        """`wrapper` is the command that runs them, such as one that enters a network namespace. With `authority` they talk to
+        clients of its certificates alone.
+        """
         assert PROGRAM.exists(), f"no {PROGRAM}; run tools/setup"
         # In memory if possible: a member whose disk is slow loses its leader.
         memory = "/dev/shm" if pathlib.Path("/dev/shm").is_dir() else None
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="ckptd-etcd-", dir=memory))
         self.addresses = addresses
         self.wrapper = wrapper
+        self._authority = authority
+        if authority:
+            authority.sign("etcd", _VALID_SECONDS, addresses)
         self.processes: Dict[int, subprocess.Popen[bytes]] = {}
         for member in range(len(addresses)):
             self.start(member)
 
     def endpoints(self) -> List[str]:
-        return [f"http://{address}:{CLIENT_PORT}" for address in self.addresses]
+        scheme = "https" if self._authority else "http"
+        return [f"{scheme}://{address}:{CLIENT_PORT}" for address in self.addresses]
 
     def start(self, member: int) -> None:
         """Starts a member with the data that it has."""
@@ -68,6 +79,9 @@ class EtcdMembers:
             "--logger=zap",
             "--log-level=warn",
         ]
+        if self._authority:
+            files = [f"--cert-file={self._authority.certificate('etcd')}", f"--key-file={self._authority.key('etcd')}"]
+            arguments += ["--client-cert-auth", f"--trusted-ca-file={self._authority.file}", *files]
         with open(self.folder / f"m{member}.log", "ab") as log:
             self.processes[member] = subprocess.Popen(
                 [*self.wrapper, str(PROGRAM), *arguments],
