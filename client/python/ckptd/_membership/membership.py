@@ -5,8 +5,10 @@ not ended.
 import collections
 import copy
 import dataclasses
+import errno
 import logging
 import os
+import stat
 import threading
 import time
 from typing import Any, Callable, Deque, Iterable, List, NamedTuple, Optional, Set, Tuple, TypeVar
@@ -50,6 +52,24 @@ class JoinOptions:
     takeover: bool = False  # Fences off another job that runs in the root.
 
 
+# For how long a network file system may show another node's new directory as missing or stale.
+STALE_SECONDS = 5.0
+
+
+def _has_file(path: str) -> bool:
+    """True if the path, or what there is of it, is no directory, or a link to nothing."""
+    while path != os.path.dirname(path):
+        try:
+            return not stat.S_ISDIR(os.stat(path).st_mode)
+        except NotADirectoryError:
+            return True
+        except OSError:
+            if os.path.islink(path):
+                return True
+            path = os.path.dirname(path)
+    return False
+
+
 class RootDirectory:
     """The root directory of a run, made if it is missing unless `make` is false.
 
@@ -59,14 +79,24 @@ class RootDirectory:
     def __init__(self, path: str, make: bool = True) -> None:
         self.descriptor: Optional[int] = None
         self.error = ""
+        deadline = time.monotonic() + STALE_SECONDS
+        while not self._open(path, make) and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+    def _open(self, path: str, make: bool) -> bool:
+        """Returns false if another node's change may explain the error, so that it is worth another try."""
         try:
             if make:
                 os.makedirs(path, exist_ok=True)
             self.descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except (FileExistsError, NotADirectoryError):
             self.error = "it, or a part of its path, is a file and no directory"
+            return _has_file(path)
         except OSError as error:
             self.error = error.strerror or str(error)
+            return error.errno != errno.ESTALE
+        self.error = ""
+        return True
 
     def __del__(self) -> None:
         if self.descriptor is not None:
