@@ -11,8 +11,9 @@ import time
 import three_nodes
 from shared_file_systems import NETWORK, sandbox
 
-# These start no nodes, or nodes on this host alone.
-_IGNORED = ("test_file_systems.py", "test_adapters.py")
+# These start no nodes, or nodes on this host alone; or read without a daemon what is being removed, which a network file system
+# may show as damaged (docs/operations.md, Limits of shared roots).
+_IGNORED = ("test_file_systems.py", "test_adapters.py", "test_kill_coordinator.py")
 _LIMIT_SECONDS = 2 * 3600
 
 
