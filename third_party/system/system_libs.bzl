@@ -21,17 +21,21 @@ PACKAGES = {
     "grpc++_reflection": ("grpc++", ["-lgrpc++_reflection", "-lprotobuf"]),
     "gtest": ("gtest", []),
     "gtest_main": ("gtest_main", []),
+    "libcares": ("libcares", []),
     "libevent": ("libevent", []),
     "liburing": ("liburing", []),
     "nlohmann_json": ("nlohmann_json", []),
+    "openssl": ("openssl", []),
     "protobuf": ("protobuf", []),
     "re2": ("re2", []),
 }
 
 # target: what stands for it, where Debian has no static library.
 FROM_SOURCE = {
+    "curl": "@debian_sources//curl",
     "isal": "@debian_sources//libisal",
     "prometheus": "@debian_sources//prometheus-cpp",
+    "pugixml": "@debian_sources//pugixml",
     "spdlog": "@debian_sources//spdlog",
 }
 
