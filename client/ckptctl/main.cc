@@ -36,7 +36,7 @@ using Command = std::function<absl::StatusOr<ExitCode>()>;
 struct Arguments {
   std::vector<std::string> tags;
   bool allow_removal = false;
-  std::string output = "text", run, name, level = "committed", message, path;
+  std::string output = "text", run, name, level = "committed", message, path, url;
   double timeout = 0, interval = 0.5;
   int64_t sequence = 0;
   int count = 100;
@@ -66,8 +66,9 @@ void AddLooking(CLI::App& app, const Context& context, Arguments& a, Command* ch
       chosen, [&] { return ListSessions(context); });
   CLI::App* list = Add(app, "list", "List committed checkpoints, newest first", chosen,
                        [&] { return List(context, a.run, a.all); });
-  list->add_option("RUN", a.run,
-                   "One run, or a root that no daemon serves, which is read from disk; default: all runs");
+  list->add_option(
+      "RUN", a.run,
+      "One run, or a root that no daemon serves, or s3://BUCKET/PREFIX, which is read; default: all runs");
   list->add_flag("--all", a.all, "Include saves in flight and recent failures");
   CLI::App* describe = Add(app, "describe", "Show one checkpoint and its files", chosen,
                            [&] { return Describe(context, a.name); });
@@ -175,9 +176,20 @@ void AddOffline(CLI::App& app, const Context& context, Arguments& a, Command* ch
       [&] { return NewRun(context, a.path); })
       ->add_option("ROOT", a.path, "The copy, which no job uses")
       ->required();
+  CLI::App* upload =
+      Add(app, "upload",
+          "Send a committed checkpoint to a bucket, going on where an earlier upload has ended; "
+          "no daemon",
+          chosen, [&] { return Upload(context, a.name, a.url); });
+  upload->add_option("ROOT/TAG", a.name, "The checkpoint")->required();
+  upload->add_option("URL", a.url, "s3://BUCKET/PREFIX, which will hold it under its tag")->required();
+  CLI::App* fetch = Add(app, "fetch", "Bring a checkpoint from a bucket into a root, verified; no daemon",
+                        chosen, [&] { return Fetch(context, a.url, a.path); });
+  fetch->add_option("URL", a.url, "s3://BUCKET/PREFIX/TAG")->required();
+  fetch->add_option("ROOT", a.path, "A directory, which is made if it is missing")->required();
   Add(app, "verify", "Check manifests, part records and all CRCs on disk; a daemon is not needed", chosen,
       [&] { return Verify(context, a.path); })
-      ->add_option("ROOT[/TAG]", a.path, "A root, or one checkpoint in it")
+      ->add_option("ROOT[/TAG]", a.path, "A root, or one checkpoint in it, or s3://BUCKET/PREFIX[/TAG]")
       ->required();
 }
 
@@ -290,7 +302,7 @@ std::string Hint(const absl::Status& status, ExitCode code, const std::string& c
   if (code == kUnreachable) return "; is it running, and is this its socket (--endpoint, $CKPTD_ENDPOINT)?";
   if (reason == "EACCES")
     return "; run this as root, or as a member of the group that owns the socket or directory";
-  if (absl::IsPermissionDenied(status)) return "; run this as the run's owner or as root";
+  if (absl::IsPermissionDenied(status) && reason != "STORE_DENIED") return "; run this as the run's owner or as root";
   if (status.message().find("; ") != absl::string_view::npos) return "";
   if (reason == "ENOENT") return "; check the path";
   if (reason == "NO_CHECKPOINT" && command == "undelete")

@@ -5,6 +5,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/cord.h"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -100,7 +101,9 @@ bool ProvesDamage(const absl::Status& status) {
 bool CouldNotFindOut(const absl::Status& status) {
   switch (ErrnoOf(status)) {
     case 0:
-      return ReasonOf(status) == "IO_ERROR";
+      // Of a bucket's server, or of the disk.
+      return absl::StartsWith(ReasonOf(status), "STORE_") || ReasonOf(status) == "NO_CREDENTIALS" ||
+             ReasonOf(status) == "NO_BUCKET" || ReasonOf(status) == "IO_ERROR";
     case ENOENT:
     case ENOTDIR:
     case EISDIR:

@@ -170,6 +170,10 @@ absl::StatusOr<ExitCode> ListSessions(const Context& context) {
 }
 
 absl::StatusOr<ExitCode> List(const Context& context, const std::string& run, bool all) {
+  if (IsBucketUrl(run)) {
+    CKPTD_ASSIGN_OR_RETURN(const DiskRoot root, ReadDiskRoot(run));
+    return ListFromDisk(context, root);
+  }
   std::unique_ptr<client::Rpc> rpc;
   absl::StatusOr<v1::ListRunsResponse> asked = AskForRuns(context, &rpc);
   if (!run.empty()) {

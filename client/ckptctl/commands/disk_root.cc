@@ -10,6 +10,7 @@
 #include "storage/base/errors.h"
 #include "storage/base/real_path.h"
 #include "storage/base/status_macros.h"
+#include "storage/bucket/object_file_system.h"
 #include "storage/commit/checkpoint/checkpoint_dir.h"
 #include "storage/commit/checkpoint/scan.h"
 #include "storage/commit/shared/run/shared_layout.h"
@@ -18,6 +19,7 @@
 #include "storage/format/names.h"
 #include "storage/format/run_name.h"
 #include "storage/fs/posix_file_system.h"
+#include "storage/object/s3_store.h"
 
 namespace ckptd::ctl {
 namespace {
@@ -27,19 +29,6 @@ google::protobuf::Timestamp ToTimestamp(int64_t unix_us) {
   time.set_seconds(unix_us / 1'000'000);
   time.set_nanos(static_cast<int32_t>(unix_us % 1'000'000 * 1000));
   return time;
-}
-
-struct OpenRoot {
-  std::unique_ptr<FileSystem> fs;
-  ScopedHandle handle;
-};
-
-absl::StatusOr<OpenRoot> Open(const std::string& path) {
-  OpenRoot root;
-  CKPTD_ASSIGN_OR_RETURN(root.fs, MakePosixFileSystem());
-  CKPTD_ASSIGN_OR_RETURN(const Handle handle, OpenRootDirectory(path, std::nullopt));
-  root.handle = ScopedHandle(root.fs.get(), handle);
-  return root;
 }
 
 // Names a checkpoint as the daemon of this machine would.
@@ -131,10 +120,33 @@ absl::Status NoSuchCheckpoint(const DiskRoot& root, const std::string& tag) {
 
 }  // namespace
 
+absl::StatusOr<std::unique_ptr<ObjectStore>> OpenBucket(const BucketUrl& url) {
+  S3Options options;
+  options.bucket = url.bucket;
+  return MakeS3Store(options);
+}
+
+absl::StatusOr<OpenRoot> OpenAnyRoot(const std::string& path) {
+  OpenRoot root;
+  if (IsBucketUrl(path)) {
+    CKPTD_ASSIGN_OR_RETURN(const BucketUrl url, ParseBucketUrl(path));
+    CKPTD_ASSIGN_OR_RETURN(root.store, OpenBucket(url));
+    root.fs = MakeObjectFileSystem(root.store.get(), url.prefix);
+    root.handle = ScopedHandle(root.fs.get(), kObjectRoot);
+    root.path = absl::StrCat("s3://", url.bucket, url.prefix.empty() ? "" : "/", url.prefix);
+    return root;
+  }
+  CKPTD_ASSIGN_OR_RETURN(root.path, RealPath(path));
+  CKPTD_ASSIGN_OR_RETURN(root.fs, MakePosixFileSystem());
+  CKPTD_ASSIGN_OR_RETURN(const Handle handle, OpenRootDirectory(root.path, std::nullopt));
+  root.handle = ScopedHandle(root.fs.get(), handle);
+  return root;
+}
+
 absl::StatusOr<DiskRoot> ReadDiskRoot(const std::string& path) {
   DiskRoot root;
-  CKPTD_ASSIGN_OR_RETURN(root.path, RealPath(path));
-  CKPTD_ASSIGN_OR_RETURN(const OpenRoot open, Open(root.path));
+  CKPTD_ASSIGN_OR_RETURN(const OpenRoot open, OpenAnyRoot(path));
+  root.path = open.path;
   CKPTD_ASSIGN_OR_RETURN(const FileStat stat, open.fs->Stat(open.handle.get(), ""));
   root.uid = stat.uid;
   const std::string run = RunName(stat.device, stat.inode);
@@ -177,7 +189,7 @@ absl::StatusOr<v1::Checkpoint> DescribeOnDisk(const DiskRoot& root, const std::s
     }
   }
   if (found == nullptr) return NoSuchCheckpoint(root, tag);
-  CKPTD_ASSIGN_OR_RETURN(const OpenRoot open, Open(root.path));
+  CKPTD_ASSIGN_OR_RETURN(const OpenRoot open, OpenAnyRoot(root.path));
   CKPTD_ASSIGN_OR_RETURN(const ScopedHandle dir,
                          OpenScoped(*open.fs, open.handle.get(), found->tag(), OpenMode::kDirectory));
   CKPTD_ASSIGN_OR_RETURN(const Manifest manifest, ReadWholeManifest(*open.fs, dir.get(), ""));

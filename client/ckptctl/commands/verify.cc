@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <optional>
 #include <ostream>
 #include <utility>
 #include <vector>
@@ -13,14 +12,15 @@
 #include "absl/strings/str_cat.h"
 #include "client/ckptctl/commands/commands.h"
 #include "client/ckptctl/commands/daemon_call.h"
+#include "client/ckptctl/commands/disk_root.h"
+#include "client/ckptctl/commands/progress.h"
 #include "client/ckptctl/text/json.h"
 #include "client/ckptctl/text/names.h"
 #include "client/ckptctl/text/text.h"
-#include "storage/base/clock.h"
 #include "storage/base/errors.h"
 #include "storage/base/status_macros.h"
+#include "storage/commit/checkpoint/checkpoint_dir.h"
 #include "storage/format/names.h"
-#include "storage/fs/posix_file_system.h"
 
 namespace ckptd::ctl {
 namespace {
@@ -35,9 +35,21 @@ struct Target {
   std::string tag;  // Empty: all of the root's checkpoints.
 };
 
+// A URL with a manifest beneath it is a checkpoint, and any other one is a root.
+absl::StatusOr<Target> ParseUrl(const std::string& what) {
+  CKPTD_ASSIGN_OR_RETURN(const OpenRoot root, OpenAnyRoot(what));
+  const absl::Status manifest =
+      root.fs->Stat(root.handle.get(), OurPath("", std::string(kManifestName))).status();
+  if (IsMissing(manifest)) return Target{root.path, ""};
+  if (!manifest.ok()) return manifest;
+  const size_t slash = root.path.rfind('/');
+  return Target{root.path.substr(0, slash), root.path.substr(slash + 1)};
+}
+
 // A directory with a manifest is a checkpoint, and one with a .ckptd is a root. A path that is missing or an
 // empty directory may still be ROOT/TAG.
 absl::StatusOr<Target> ParseTarget(const std::string& what) {
+  if (IsBucketUrl(what)) return ParseUrl(what);
   char* real = realpath(what.c_str(), nullptr);
   if (real == nullptr) return ErrnoError(errno, what);
   std::string path(real);
@@ -54,28 +66,6 @@ absl::StatusOr<Target> ParseTarget(const std::string& what) {
                                 std::string(kOurDirectory),
                                 "; name the directory that holds the checkpoints, or one of them"));
 }
-
-// Shows "verifying step_100: 1.2 GiB" in one line of the terminal, overwritten each time.
-class Progress {
- public:
-  explicit Progress(const Context& context) : context_(context) {}
-  void Show(const std::string& tag, int64_t bytes) {
-    const Instant now = SystemClock().Now();
-    if (!context_.live || now < next_) return;
-    next_ = now + std::chrono::milliseconds(100);
-    shown_ = true;
-    *context_.err << "\r\x1b[K"
-                  << "verifying " << Printable(tag) << ": " << HumanBytes(bytes) << std::flush;
-  }
-  ~Progress() {
-    if (shown_) *context_.err << "\r\x1b[K" << std::flush;
-  }
-
- private:
-  const Context& context_;
-  Instant next_;
-  bool shown_ = false;
-};
 
 google::protobuf::Value ToValue(const VerifyReport& report) {
   google::protobuf::Value value;
@@ -138,21 +128,23 @@ void PrintText(const Context& context, const std::string& root, const std::vecto
 }
 
 absl::StatusOr<std::vector<VerifyReport>> Check(const Context& context, const Target& target) {
-  CKPTD_ASSIGN_OR_RETURN(std::unique_ptr<FileSystem> fs, MakePosixFileSystem());
-  CKPTD_ASSIGN_OR_RETURN(const Handle root_handle, OpenRootDirectory(target.root, std::nullopt));
-  const ScopedHandle root(fs.get(), root_handle);
+  CKPTD_ASSIGN_OR_RETURN(const OpenRoot root, OpenAnyRoot(target.root));
   std::vector<std::string> tags = {target.tag};
   if (target.tag.empty()) {
-    CKPTD_ASSIGN_OR_RETURN(const RootListing listing, ListRoot(*fs, root.get()));
+    CKPTD_ASSIGN_OR_RETURN(const RootListing listing, ListRoot(*root.fs, root.handle.get()));
     tags.clear();
     for (const storage::v1::ManifestSummary& summary : listing.checkpoints) tags.push_back(summary.tag());
     for (const auto& damaged : listing.damaged) tags.push_back(damaged.first);
+    if (tags.empty() && root.store != nullptr) {
+      return MakeError(absl::StatusCode::kNotFound, "NO_CHECKPOINT",
+                       absl::StrCat("there is no committed checkpoint at or beneath ", target.root));
+    }
   }
   std::vector<VerifyReport> reports;
-  Progress progress(context);
+  Progress progress(context, "verifying");
   for (const std::string& tag : tags) {
     absl::StatusOr<VerifyReport> report =
-        VerifyCheckpoint(*fs, root.get(), tag, [&](int64_t bytes) { progress.Show(tag, bytes); });
+        VerifyCheckpoint(*root.fs, root.handle.get(), tag, [&](int64_t bytes) { progress.Show(tag, bytes); });
     // It was listed a moment ago, and retention has evicted it since.
     if (!report.ok() && absl::IsNotFound(report.status()) && target.tag.empty()) continue;
     if (!report.ok()) return report.status();

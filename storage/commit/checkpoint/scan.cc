@@ -31,7 +31,12 @@ absl::StatusOr<std::optional<ManifestSummary>> ReadCheckpoint(FileSystem& fs, Ha
   if (!IsMissing(summary.status())) return summary.status();
   // A directory that is itself a root has .ckptd, too, but every checkpoint has a part of rank 0.
   const absl::StatusOr<FileStat> part = fs.Stat(root, OurPath(tag, PartRecordName(0)));
-  if (part.ok()) return CorruptManifest("the manifest is not there, but part records are");
+  if (part.ok()) {
+    // In a bucket: an upload that has not ended (storage/bucket/upload.h).
+    const std::string claim = OurPath(tag, absl::StrCat(std::string(kManifestName), ".new"));
+    if (fs.Stat(root, claim).ok()) return std::nullopt;
+    return CorruptManifest("the manifest is not there, but part records are");
+  }
   if (IsMissing(part.status())) return std::nullopt;
   return part.status();
 }

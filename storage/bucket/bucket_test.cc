@@ -1,0 +1,327 @@
+// Uploads and fetches against the store in memory: what arrives, what is refused, and what a process that dies
+// at each of its requests leaves behind.
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "storage/base/checksums/crc32c.h"
+#include "storage/base/errors.h"
+#include "storage/bucket/fetch.h"
+#include "storage/bucket/object_file_system.h"
+#include "storage/bucket/upload.h"
+#include "storage/commit/checkpoint/scan.h"
+#include "storage/commit/checkpoint/verify.h"
+#include "storage/format/manifest.h"
+#include "storage/fs/posix_file_system.h"
+#include "tests/testing/killing_object_store.h"
+#include "tests/testing/memory_object_store.h"
+#include "tests/testing/temp_dir.h"
+
+namespace ckptd {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+constexpr int32_t kChunkBytes = 1 << 20;
+constexpr char kTag[] = "step_10";
+
+class BucketTest : public ::testing::Test {
+ protected:
+  BucketTest() {
+    options_.part_bytes = kMinPartBytes;
+    options_.threads = 1;  // The order of the requests is then always the same.
+    EXPECT_TRUE(fs_.ok());
+  }
+
+  FileSystem& fs() { return **fs_; }
+
+  // Writes a committed checkpoint into the root `dir`: a file of two parts, a small one in a folder, an empty one.
+  void WriteCheckpoint(const TempDir& dir, int64_t sequence) {
+    const std::filesystem::path at = std::filesystem::path(dir.path()) / kTag;
+    std::filesystem::create_directories(at / ".ckptd");
+    std::filesystem::create_directories(at / "folder");
+    Manifest manifest;
+    storage::v1::PartRecord record;
+    const std::string fill(1, static_cast<char>('a' + sequence));
+    for (const auto& [path, size] : std::vector<std::pair<std::string, size_t>>{
+             {"big.pt", kMinPartBytes + 12345}, {"empty", 0}, {"folder/small.pt", 77}}) {
+      std::string content;
+      while (content.size() < size) absl::StrAppend(&content, fill, content.size());
+      content.resize(size);
+      storage::v1::FileRecord& file = *manifest.body.add_files();
+      file.set_path(path);
+      file.set_size_bytes(static_cast<int64_t>(size));
+      for (size_t i = 0; i < size; i += kChunkBytes)
+        file.add_chunk_crc32c(
+            Crc32c(std::as_bytes(std::span(content)).subspan(i, std::min<size_t>(kChunkBytes, size - i))));
+      std::ofstream(at / path) << content;
+      manifest.summary.set_size_bytes(manifest.summary.size_bytes() + file.size_bytes());
+    }
+    manifest.summary.set_format_version(1);
+    manifest.summary.set_tag(kTag);
+    manifest.summary.set_sequence(sequence);
+    manifest.summary.set_attempt(1);
+    manifest.summary.set_ordinal(1);
+    manifest.summary.set_world_size(1);
+    manifest.summary.set_chunk_bytes(kChunkBytes);
+    manifest.summary.set_file_count(3);
+    record.set_format_version(1);
+    record.set_sequence(sequence);
+    record.set_chunk_bytes(kChunkBytes);
+    *record.mutable_files() = manifest.body.files();
+    *record.mutable_checkpoint() = manifest.summary;
+    std::ofstream(at / ".ckptd" / "part-00000") << EncodePartRecord(record);
+    std::ofstream(at / ".ckptd" / "manifest") << EncodeManifest(manifest).value();
+  }
+
+  absl::StatusOr<UploadResult> Upload(const TempDir& from, ObjectStore& store) {
+    return UploadCheckpoint(fs(), from.fd(), kTag, store, "run", options_);
+  }
+  absl::Status Fetch(const TempDir& to, ObjectStore& store) {
+    return FetchCheckpoint(store, "run", kTag, fs(), to.fd(), options_).status();
+  }
+  std::vector<std::string> Verify(FileSystem& at, Handle root) {
+    const absl::StatusOr<VerifyReport> report = VerifyCheckpoint(at, root, kTag);
+    if (!report.ok()) return {report.status().ToString()};
+    std::vector<std::string> problems;
+    for (const VerifyProblem& problem : report->problems)
+      problems.push_back(absl::StrCat(problem.path, ": ", problem.message));
+    return problems;
+  }
+  // Of the bucket's list, which must have no damaged one.
+  size_t Listed(ObjectStore& store) {
+    const std::unique_ptr<FileSystem> bucket = MakeObjectFileSystem(&store, "run");
+    const absl::StatusOr<RootScan> scan = ScanRoot(*bucket, kObjectRoot);
+    EXPECT_TRUE(scan.ok()) << scan.status();
+    EXPECT_THAT(scan->damaged, IsEmpty());
+    return scan->checkpoints.size();
+  }
+
+  absl::StatusOr<std::unique_ptr<FileSystem>> fs_ = MakePosixFileSystem();
+  TransferOptions options_;
+  TempDir root_;
+};
+
+TEST_F(BucketTest, ACheckpointComesBackAsItWas) {
+  WriteCheckpoint(root_, 1);
+  MemoryObjectStore store;
+  options_.threads = 4;
+  const absl::StatusOr<UploadResult> result = Upload(root_, store);
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(result->arrived_bytes, 0);
+  EXPECT_EQ(Listed(store), 1u);
+  EXPECT_THAT(Verify(*MakeObjectFileSystem(&store, "run"), kObjectRoot), IsEmpty());
+  EXPECT_EQ(store.uploads_in_flight(), 0u);
+  // What lies in the bucket is the checkpoint's directory, and nothing else.
+  EXPECT_THAT(store.objects(), SizeIs(5));
+  TempDir other;
+  ASSERT_EQ(Fetch(other, store), absl::OkStatus());
+  EXPECT_THAT(Verify(fs(), other.fd()), IsEmpty());
+  EXPECT_EQ(Fetch(other, store), absl::OkStatus()) << "it is there already";
+}
+
+TEST_F(BucketTest, SecondUploadSendsNothing) {
+  WriteCheckpoint(root_, 1);
+  MemoryObjectStore store;
+  ASSERT_TRUE(Upload(root_, store).ok());
+  const absl::StatusOr<UploadResult> again = Upload(root_, store);
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(again->sent_bytes, 0);
+  EXPECT_THAT(store.objects(), SizeIs(5));
+}
+
+TEST_F(BucketTest, AnotherCheckpointOfTheTagIsRefused) {
+  WriteCheckpoint(root_, 1);
+  MemoryObjectStore store;
+  ASSERT_TRUE(Upload(root_, store).ok());
+  const auto before = store.objects();
+  TempDir other;
+  WriteCheckpoint(other, 2);
+  EXPECT_EQ(ReasonOf(Upload(other, store).status()), "OBJECT_EXISTS");
+  EXPECT_EQ(store.objects(), before);
+  EXPECT_EQ(ReasonOf(Fetch(other, store)), "TAG_TAKEN");
+}
+
+TEST_F(BucketTest, ServerWithoutConditionalPutsIsRefused) {
+  WriteCheckpoint(root_, 1);
+  MemoryObjectStore store({.conditional_put = true, .checksums = false});
+  EXPECT_EQ(ReasonOf(Upload(root_, store).status()), "STORE_UNSUITABLE");
+  EXPECT_THAT(store.objects(), IsEmpty());
+}
+
+TEST_F(BucketTest, WithoutChecksumsWhatWasSentIsComparedBeforeTheCommit) {
+  WriteCheckpoint(root_, 1);
+  MemoryObjectStore store({.conditional_put = false, .checksums = true});
+  ASSERT_TRUE(Upload(root_, store).ok());
+  EXPECT_EQ(Listed(store), 1u);
+
+  int gets = 0;
+  MemoryObjectStore bad({.conditional_put = false, .checksums = true});
+  bad.SetHook([&](const std::string& request, const std::string& key) {
+    if (request == "Get" && key == "run/step_10/folder/small.pt" && gets++ == 0) bad.Damage(key, 5);
+    return absl::OkStatus();
+  });
+  EXPECT_EQ(ReasonOf(Upload(root_, bad).status()), "CORRUPT_FILE");
+  EXPECT_EQ(Listed(bad), 0u);
+}
+
+TEST_F(BucketTest, FileThatIsNotAsInTheManifestIsNotUploaded) {
+  WriteCheckpoint(root_, 1);
+  std::ofstream(absl::StrCat(root_.path(), "/", kTag, "/folder/small.pt"), std::ios::in | std::ios::out)
+      << "!";
+  MemoryObjectStore store;
+  const absl::Status status = Upload(root_, store).status();
+  EXPECT_EQ(ReasonOf(status), "CORRUPT_FILE");
+  EXPECT_THAT(std::string(status.message()), HasSubstr("folder/small.pt: chunk 0"));
+  EXPECT_EQ(Listed(store), 0u);
+}
+
+TEST_F(BucketTest, DamageInTheBucketIsFoundAndNothingIsFetched) {
+  WriteCheckpoint(root_, 1);
+  MemoryObjectStore store;
+  ASSERT_TRUE(Upload(root_, store).ok());
+  store.Damage("run/step_10/big.pt", kMinPartBytes + 1);
+  const auto problems = Verify(*MakeObjectFileSystem(&store, "run"), kObjectRoot);
+  ASSERT_THAT(problems, SizeIs(1));
+  EXPECT_THAT(problems[0], HasSubstr("big.pt: chunk 5 "));
+  TempDir other;
+  EXPECT_EQ(ReasonOf(Fetch(other, store)), "CORRUPT_FILE");
+  EXPECT_FALSE(std::filesystem::exists(absl::StrCat(other.path(), "/", kTag)));
+}
+
+TEST_F(BucketTest, BytesThatArriveDamagedOnceAreFetchedAgain) {
+  WriteCheckpoint(root_, 1);
+  MemoryObjectStore store;
+  ASSERT_TRUE(Upload(root_, store).ok());
+  int gets = 0;
+  store.SetHook([&](const std::string& request, const std::string& key) {
+    // Wrong for the first get, and right again from the second on.
+    if (request == "Get" && key == "run/step_10/folder/small.pt" && ++gets <= 2) store.Damage(key, 3);
+    return absl::OkStatus();
+  });
+  TempDir other;
+  EXPECT_EQ(Fetch(other, store), absl::OkStatus());
+  EXPECT_EQ(gets, 2);
+}
+
+TEST_F(BucketTest, FetchLeavesForeignDirectoriesUntouched) {
+  WriteCheckpoint(root_, 1);
+  MemoryObjectStore store;
+  ASSERT_TRUE(Upload(root_, store).ok());
+  TempDir other;
+  std::filesystem::create_directories(absl::StrCat(other.path(), "/", kTag, "/mine"));
+  EXPECT_EQ(ReasonOf(Fetch(other, store)), "TAG_FOREIGN");
+}
+
+TEST_F(BucketTest, FetchOfWhatIsNotThereSaysSo) {
+  MemoryObjectStore store;
+  EXPECT_EQ(ReasonOf(Fetch(root_, store)), "NO_CHECKPOINT");
+}
+
+// A process dies at each request of an upload, before it is done or after. Nothing torn may be listed or
+// fetched; the next upload completes it, and sends only what has not arrived.
+TEST_F(BucketTest, UploadKilledAtEachRequestLeavesNothingTornAndGoesOn) {
+  WriteCheckpoint(root_, 1);
+  MemoryObjectStore whole;
+  KillingObjectStore counting(&whole);
+  ASSERT_TRUE(Upload(root_, counting).ok());
+  const int requests = counting.requests();
+  ASSERT_GT(requests, 12);
+  int resumed = 0;
+  for (int at = 1; at <= requests; ++at) {
+    for (const auto when : {KillingObjectStore::When::kBefore, KillingObjectStore::When::kAfter}) {
+      SCOPED_TRACE(
+          absl::StrCat("killed at request ", at, when == KillingObjectStore::When::kAfter ? ", done" : ""));
+      MemoryObjectStore store;
+      KillingObjectStore dying(&store, at, when);
+      const absl::Status killed = Upload(root_, dying).status();
+      EXPECT_FALSE(killed.ok());
+      const size_t listed = Listed(store);
+      TempDir other;
+      const absl::Status fetched = Fetch(other, store);
+      EXPECT_EQ(fetched.ok(), listed == 1);
+      if (listed == 1) {
+        EXPECT_THAT(Verify(fs(), other.fd()), IsEmpty());
+      }
+      const absl::StatusOr<UploadResult> next = Upload(root_, store);
+      ASSERT_TRUE(next.ok()) << next.status();
+      resumed += next->arrived_bytes > 0;
+      EXPECT_EQ(Listed(store), 1u);
+      EXPECT_THAT(Verify(*MakeObjectFileSystem(&store, "run"), kObjectRoot), IsEmpty());
+      EXPECT_EQ(store.uploads_in_flight(), 0u);
+      EXPECT_EQ(store.objects(), whole.objects());
+    }
+  }
+  EXPECT_GT(resumed, requests / 2);
+}
+
+// The tag was saved again after an upload had died. The other checkpoint's upload must not take its files.
+TEST_F(BucketTest, UnfinishedUploadOfAnotherCheckpointIsNeverCompletedWithOtherFiles) {
+  WriteCheckpoint(root_, 1);
+  TempDir other;
+  WriteCheckpoint(other, 2);
+  MemoryObjectStore whole;
+  KillingObjectStore counting(&whole);
+  ASSERT_TRUE(Upload(root_, counting).ok());
+  for (int at = 2; at <= counting.requests(); ++at) {
+    SCOPED_TRACE(at);
+    MemoryObjectStore store;
+    KillingObjectStore dying(&store, at);
+    EXPECT_FALSE(Upload(root_, dying).ok());
+    EXPECT_EQ(ReasonOf(Upload(other, store).status()), "OBJECT_EXISTS");
+    ASSERT_TRUE(Upload(root_, store).ok());
+    EXPECT_EQ(store.objects(), whole.objects());
+  }
+}
+
+TEST_F(BucketTest, FetchKilledAtEachRequestLeavesNoCheckpointAndTheNextOneCompletes) {
+  WriteCheckpoint(root_, 1);
+  MemoryObjectStore store;
+  ASSERT_TRUE(Upload(root_, store).ok());
+  TempDir whole;
+  KillingObjectStore counting(&store);
+  ASSERT_EQ(Fetch(whole, counting), absl::OkStatus());
+  for (int at = 1; at <= counting.requests(); ++at) {
+    SCOPED_TRACE(at);
+    TempDir other;
+    KillingObjectStore dying(&store, at);
+    EXPECT_FALSE(Fetch(other, dying).ok());
+    EXPECT_FALSE(std::filesystem::exists(absl::StrCat(other.path(), "/", kTag)));
+    EXPECT_EQ(Fetch(other, store), absl::OkStatus());
+    EXPECT_THAT(Verify(fs(), other.fd()), IsEmpty());
+  }
+}
+
+TEST_F(BucketTest, ServerThatDoesNotAnswerEndsAListAndHidesNothing) {
+  WriteCheckpoint(root_, 1);
+  MemoryObjectStore store;
+  ASSERT_TRUE(Upload(root_, store).ok());
+  KillingObjectStore counting(&store);
+  EXPECT_EQ(Listed(counting), 1u);
+  for (int at = 1; at <= counting.requests(); ++at) {
+    KillingObjectStore dying(&store, at);
+    const std::unique_ptr<FileSystem> bucket = MakeObjectFileSystem(&dying, "run");
+    EXPECT_FALSE(ScanRoot(*bucket, kObjectRoot).ok()) << at;
+  }
+}
+
+TEST(PartsTest, AFileHasAtMostTenThousandPartsOfWholeChunks) {
+  const int64_t size = int64_t{3} << 40;
+  const std::vector<FilePart> parts = PartsOf(0, size, 8 << 20, {});
+  EXPECT_LE(parts.size(), static_cast<size_t>(kMaxParts));
+  EXPECT_EQ(parts[0].size % (8 << 20), 0);
+  EXPECT_EQ(parts.back().offset + parts.back().size, size);
+  EXPECT_THAT(PartsOf(0, 0, 8 << 20, {}), SizeIs(1));
+}
+
+}  // namespace
+}  // namespace ckptd

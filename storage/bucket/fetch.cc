@@ -1,0 +1,181 @@
+#include "storage/bucket/fetch.h"
+
+#include <memory>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "storage/base/errors.h"
+#include "storage/base/mutex.h"
+#include "storage/base/status_macros.h"
+#include "storage/bucket/object_file_system.h"
+#include "storage/commit/checkpoint/checkpoint_dir.h"
+#include "storage/commit/checkpoint/checkpoint_tree.h"
+#include "storage/commit/checkpoint/scan.h"
+#include "storage/format/names.h"
+
+namespace ckptd {
+namespace {
+
+using storage::v1::FileRecord;
+using storage::v1::ManifestSummary;
+
+constexpr std::string_view kFetchDirectory = ".fetch";
+constexpr int64_t kMaxRecordBytes = int64_t{1} << 30;
+
+class Fetcher {
+ public:
+  Fetcher(ObjectStore& store, const std::string& prefix, std::string tag, FileSystem& fs, Handle root,
+          const TransferOptions& options)
+      : store_(store),
+        bucket_(MakeObjectFileSystem(&store, prefix)),
+        base_(CheckpointKey(prefix, tag)),
+        tag_(std::move(tag)),
+        fs_(fs),
+        root_(root),
+        options_(options) {}
+
+  absl::StatusOr<ManifestSummary> Run() {
+    CKPTD_RETURN_IF_ERROR(CheckTag(tag_));
+    CKPTD_RETURN_IF_ERROR(ReadManifest());
+    CKPTD_ASSIGN_OR_RETURN(const bool is_there, IsThere());
+    if (is_there) return manifest_.summary;
+    CKPTD_RETURN_IF_ERROR(MakeDirectory());
+    CKPTD_RETURN_IF_ERROR(GetFiles());
+    CKPTD_RETURN_IF_ERROR(GetRecords());
+    CKPTD_RETURN_IF_ERROR(Commit());
+    return manifest_.summary;
+  }
+
+ private:
+  absl::Status ReadManifest() {
+    const std::string path = OurPath(tag_, std::string(kManifestName));
+    absl::StatusOr<std::string> bytes = ReadSmallFile(*bucket_, kObjectRoot, path, kMaxManifestBytes);
+    if (IsMissing(bytes.status())) {
+      return MakeError(absl::StatusCode::kNotFound, "NO_CHECKPOINT",
+                       absl::StrCat("there is no committed checkpoint beneath ", base_,
+                                    " (an upload that has not "
+                                    "ended is none)"),
+                       {{"tag", tag_}});
+    }
+    if (!bytes.ok()) return bytes.status();
+    manifest_bytes_ = *std::move(bytes);
+    CKPTD_ASSIGN_OR_RETURN(manifest_, DecodeManifest(manifest_bytes_));
+    if (manifest_.summary.tag() == tag_) return absl::OkStatus();
+    return MakeError(absl::StatusCode::kDataLoss, "CORRUPT_MANIFEST",
+                     absl::StrCat("the manifest beneath ", base_, " is of tag ", manifest_.summary.tag(),
+                                  ": the objects were renamed or copied"));
+  }
+
+  absl::StatusOr<bool> IsThere() {
+    CKPTD_ASSIGN_OR_RETURN(const Target target, InspectTarget(fs_, root_, tag_));
+    if (target.kind == TargetKind::kForeign) return TagForeignError(tag_, target.what);
+    if (target.kind != TargetKind::kCheckpoint) return false;
+    CKPTD_ASSIGN_OR_RETURN(
+        const std::string there,
+        ReadSmallFile(fs_, root_, OurPath(tag_, std::string(kManifestName)), kMaxManifestBytes));
+    if (there == manifest_bytes_) return true;
+    return TagTakenError(tag_, target.summary.sequence());
+  }
+
+  absl::Status MakeDirectory() {
+    CKPTD_RETURN_IF_ERROR(MakeDirsDurably(fs_, root_, kFetchDirectory));
+    CKPTD_ASSIGN_OR_RETURN(fetch_dir_, OpenScoped(fs_, root_, kFetchDirectory, OpenMode::kDirectory));
+    CKPTD_ASSIGN_OR_RETURN(lock_, OpenScoped(fs_, fetch_dir_.get(), kLockName, OpenMode::kLock));
+    if (const absl::Status locked = fs_.Lock(lock_.get()); !locked.ok())
+      return Annotate(locked, "another process fetches into this root (.fetch/lock)");
+    const absl::Status removed = RemoveTree(fs_, fetch_dir_.get(), tag_);
+    if (!removed.ok() && !IsMissing(removed)) return removed;
+    CKPTD_RETURN_IF_ERROR(fs_.MakeDir(fetch_dir_.get(), tag_));
+    CKPTD_ASSIGN_OR_RETURN(dir_, OpenScoped(fs_, fetch_dir_.get(), tag_, OpenMode::kDirectory));
+    CKPTD_RETURN_IF_ERROR(fs_.MakeDir(dir_.get(), kOurDirectory));
+    for (const FileRecord& file : manifest_.body.files()) paths_.push_back(file.path());
+    return MakeParents(fs_, dir_.get(), paths_);
+  }
+
+  absl::Status GetFiles() {
+    std::vector<FilePart> parts;
+    for (size_t i = 0; i < paths_.size(); ++i) {
+      const FileRecord& record = manifest_.body.files(static_cast<int>(i));
+      CKPTD_RETURN_IF_ERROR(OpenScoped(fs_, dir_.get(), record.path(), OpenMode::kCreate).status());
+      const std::vector<FilePart> of_file =
+          PartsOf(i, record.size_bytes(), manifest_.summary.chunk_bytes(), options_);
+      parts.insert(parts.end(), of_file.begin(), of_file.end());
+    }
+    CKPTD_RETURN_IF_ERROR(
+        RunParallel(options_.threads, parts.size(), [&](size_t i) { return GetPart(parts[i]); }));
+    return RunParallel(options_.threads, paths_.size(), [&](size_t i) -> absl::Status {
+      CKPTD_ASSIGN_OR_RETURN(const ScopedHandle file,
+                             OpenScoped(fs_, dir_.get(), paths_[i], OpenMode::kUpdate));
+      return fs_.Sync(file.get(), SyncMode::kData);
+    });
+  }
+
+  absl::Status GetPart(const FilePart& part) {
+    const FileRecord& record = manifest_.body.files(static_cast<int>(part.file));
+    std::vector<std::byte> bytes(static_cast<size_t>(part.size));
+    CKPTD_RETURN_IF_ERROR(GetChecked(store_, base_ + record.path(), record, manifest_.summary.chunk_bytes(),
+                                     part.offset, bytes));
+    CKPTD_ASSIGN_OR_RETURN(const ScopedHandle file,
+                           OpenScoped(fs_, dir_.get(), record.path(), OpenMode::kUpdate));
+    CKPTD_RETURN_IF_ERROR(WriteFully(fs_, file.get(), part.offset, bytes));
+    MutexLock lock(mutex_);
+    done_bytes_ += part.size;
+    if (options_.progress != nullptr) options_.progress(done_bytes_);
+    return absl::OkStatus();
+  }
+
+  // The records of ranks or nodes. Names from a bucket may be anything: others are left alone.
+  absl::Status GetRecords() {
+    CKPTD_ASSIGN_OR_RETURN(
+        const ScopedHandle ours,
+        OpenScoped(*bucket_, kObjectRoot, absl::StrCat(tag_, "/", std::string(kOurDirectory)),
+                   OpenMode::kDirectory));
+    CKPTD_ASSIGN_OR_RETURN(const std::vector<DirEntry> entries, bucket_->List(ours.get()));
+    for (const DirEntry& entry : entries) {
+      const bool is_record =
+          ParsePartRecordName(entry.name).has_value() || absl::StartsWith(entry.name, "node.");
+      if (entry.type != FileType::kRegular || !is_record) continue;
+      CKPTD_ASSIGN_OR_RETURN(const std::string record,
+                             ReadSmallFile(*bucket_, ours.get(), entry.name, kMaxRecordBytes));
+      CKPTD_RETURN_IF_ERROR(WriteNewFile(fs_, dir_.get(), OurPath("", entry.name), record));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Commit() {
+    const std::string manifest = OurPath("", std::string(kManifestName));
+    CKPTD_RETURN_IF_ERROR(WriteNewFile(fs_, dir_.get(), manifest, manifest_bytes_));
+    paths_.push_back(manifest);
+    CKPTD_RETURN_IF_ERROR(SyncDirectories(fs_, dir_.get(), paths_));
+    // An empty directory at the tag is replaced.
+    CKPTD_RETURN_IF_ERROR(fs_.Rename(fetch_dir_.get(), tag_, root_, tag_, RenameMode::kReplace));
+    return fs_.Sync(root_, SyncMode::kAll);
+  }
+
+  ObjectStore& store_;
+  const std::unique_ptr<FileSystem> bucket_;
+  const std::string base_;
+  const std::string tag_;
+  FileSystem& fs_;
+  const Handle root_;
+  const TransferOptions& options_;
+  std::string manifest_bytes_;
+  Manifest manifest_;
+  ScopedHandle fetch_dir_, lock_, dir_;
+  std::vector<std::string> paths_;
+  Mutex mutex_;
+  int64_t done_bytes_ = 0;
+};
+
+}  // namespace
+
+absl::StatusOr<ManifestSummary> FetchCheckpoint(ObjectStore& store, const std::string& prefix,
+                                                const std::string& tag, FileSystem& fs, Handle root,
+                                                const TransferOptions& options) {
+  return Fetcher(store, prefix, tag, fs, root, options).Run();
+}
+
+}  // namespace ckptd

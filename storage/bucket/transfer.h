@@ -1,0 +1,59 @@
+// What uploads and fetches share: checkpoints go in parts of whole chunks, several at once.
+//
+// In the bucket a checkpoint has the names that it has on disk, beneath PREFIX/TAG/. PREFIX/TAG/.ckptd/manifest is
+// stored last, and is the commit. PREFIX/TAG/.ckptd/manifest.new is there during an upload, and says of which
+// checkpoint: whatever else is beneath PREFIX/TAG/ belongs to the checkpoint with that manifest.
+#ifndef CKPTD_STORAGE_BUCKET_TRANSFER_H_
+#define CKPTD_STORAGE_BUCKET_TRANSFER_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "ckptd/storage/v1/storage.pb.h"
+#include "storage/object/object_store.h"
+
+namespace ckptd {
+
+struct TransferOptions {
+  int threads = 8;  // As many parts are in flight and in memory.
+  // Rounded up to whole chunks, and to what makes at most kMaxParts of a file. At least kMinPartBytes.
+  int64_t part_bytes = int64_t{16} << 20;
+  std::function<void(int64_t bytes)> progress;  // May be null. Called with what has been moved so far.
+};
+
+// "<prefix>/<tag>/", and "<tag>/" if the prefix is empty.
+std::string CheckpointKey(const std::string& prefix, const std::string& tag);
+
+struct FilePart {
+  size_t file = 0;  // Its place in the caller's list.
+  int number = 0;   // From 1 on.
+  int64_t offset = 0;
+  int64_t size = 0;
+};
+// Of a file: parts of whole chunks, at most kMaxParts. One part of size 0 of an empty file.
+std::vector<FilePart> PartsOf(size_t file, int64_t file_size, int32_t chunk_bytes,
+                              const TransferOptions& options);
+
+// DATA_LOSS, reason CORRUPT_FILE, if a chunk of these bytes is not the manifest's. `offset` is that of a chunk.
+absl::Status CheckChunks(const storage::v1::FileRecord& record, int32_t chunk_bytes, int64_t offset,
+                         std::span<const std::byte> bytes);
+// Gets a part and checks its chunks. Bytes that arrive damaged are fetched three times.
+absl::Status GetChecked(ObjectStore& store, const std::string& key, const storage::v1::FileRecord& record,
+                        int32_t chunk_bytes, int64_t offset, std::span<std::byte> into);
+
+// Calls job(i) for each i in [0, count), several at a time. Starts no more of them after an error; the result
+// is the first error.
+absl::Status RunParallel(int threads, size_t count, const std::function<absl::Status(size_t)>& job);
+
+// A small object as a whole.
+absl::StatusOr<std::string> GetText(ObjectStore& store, const std::string& key);
+absl::Status PutText(ObjectStore& store, const std::string& key, const std::string& text, PutMode mode);
+
+}  // namespace ckptd
+#endif  // CKPTD_STORAGE_BUCKET_TRANSFER_H_

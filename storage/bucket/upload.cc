@@ -1,0 +1,284 @@
+#include "storage/bucket/upload.h"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "storage/base/checksums/crc32c.h"
+#include "storage/base/errors.h"
+#include "storage/base/mutex.h"
+#include "storage/base/status_macros.h"
+#include "storage/commit/checkpoint/checkpoint_dir.h"
+#include "storage/format/manifest.h"
+#include "storage/format/names.h"
+
+namespace ckptd {
+namespace {
+
+bool Exists(const absl::Status& status) { return ReasonOf(status) == "OBJECT_EXISTS"; }
+bool IsNoObject(const absl::Status& status) { return ReasonOf(status) == "NO_OBJECT"; }
+
+class Uploader {
+ public:
+  Uploader(FileSystem& fs, ObjectStore& store, std::string base, const TransferOptions& options)
+      : fs_(fs), store_(store), base_(std::move(base)), options_(options) {}
+
+  absl::StatusOr<UploadResult> Run(Handle root, const std::string& tag) {
+    CKPTD_RETURN_IF_ERROR(OpenSource(root, tag));
+    CKPTD_RETURN_IF_ERROR(Claim());
+    CKPTD_ASSIGN_OR_RETURN(const bool is_there, IsCommitted());
+    if (!is_there) {
+      CKPTD_RETURN_IF_ERROR(FindArrived());
+      CKPTD_RETURN_IF_ERROR(Send());
+      CKPTD_RETURN_IF_ERROR(Commit());
+    } else {
+      result_.arrived_bytes = manifest_.summary.size_bytes();
+    }
+    CKPTD_RETURN_IF_ERROR(store_.Delete(ClaimKey()));
+    return result_;
+  }
+
+ private:
+  struct Source {
+    std::string path;
+    int64_t size = 0;
+    const storage::v1::FileRecord* record =
+        nullptr;  // Null: a record of ckptd's, which has its own checksum.
+    bool has_arrived = false;
+    std::optional<MultipartUpload> upload = {};  // Of several parts.
+    std::map<int, UploadedPart> parts = {};      // Those that have arrived.
+  };
+
+  std::string ManifestKey() const { return base_ + OurPath("", std::string(kManifestName)); }
+  std::string ClaimKey() const { return ManifestKey() + ".new"; }
+  std::string KeyOf(const Source& source) const { return base_ + source.path; }
+  int32_t chunk_bytes() const { return manifest_.summary.chunk_bytes(); }
+  std::vector<FilePart> Parts(size_t i) const {
+    return PartsOf(i, sources_[i].size, chunk_bytes(), options_);
+  }
+
+  absl::Status OpenSource(Handle root, const std::string& tag) {
+    CKPTD_RETURN_IF_ERROR(CheckTag(tag));
+    absl::StatusOr<ScopedHandle> dir = OpenScoped(fs_, root, tag, OpenMode::kDirectory);
+    const std::string path = OurPath("", std::string(kManifestName));
+    absl::StatusOr<std::string> bytes =
+        dir.ok() ? ReadSmallFile(fs_, dir->get(), path, kMaxManifestBytes) : dir.status();
+    if (IsMissing(bytes.status())) {
+      return MakeError(absl::StatusCode::kNotFound, "NO_CHECKPOINT",
+                       absl::StrCat("there is no committed checkpoint ", tag, " in this root"),
+                       {{"tag", tag}});
+    }
+    if (!bytes.ok()) return bytes.status();
+    dir_ = *std::move(dir);
+    manifest_bytes_ = *std::move(bytes);
+    CKPTD_ASSIGN_OR_RETURN(manifest_, DecodeManifest(manifest_bytes_));
+    for (const storage::v1::FileRecord& file : manifest_.body.files())
+      sources_.push_back({file.path(), file.size_bytes(), &file});
+    CKPTD_ASSIGN_OR_RETURN(const ScopedHandle ours,
+                           OpenScoped(fs_, dir_.get(), kOurDirectory, OpenMode::kDirectory));
+    CKPTD_ASSIGN_OR_RETURN(const std::vector<DirEntry> entries, fs_.List(ours.get()));
+    for (const DirEntry& entry : entries) {
+      if (entry.type != FileType::kRegular || entry.name == kManifestName) continue;
+      CKPTD_ASSIGN_OR_RETURN(const FileStat stat, fs_.Stat(ours.get(), entry.name));
+      sources_.push_back({OurPath("", entry.name), stat.size});
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Another(const std::string& what, const std::string& key) {
+    return MakeError(
+        absl::StatusCode::kAlreadyExists, "OBJECT_EXISTS",
+        absl::StrCat(what, " (", key, "); upload under another prefix, or remove what is beneath ", base_,
+                     " first"));
+  }
+
+  absl::Status Claim() {
+    absl::Status put = PutText(store_, ClaimKey(), manifest_bytes_, PutMode::kIfAbsent);
+    if (put.ok()) {
+      put = PutText(store_, ClaimKey(), manifest_bytes_, PutMode::kIfAbsent);
+      if (put.ok()) {
+        CKPTD_RETURN_IF_ERROR(store_.Delete(ClaimKey()));
+        return MakeError(
+            absl::StatusCode::kUnimplemented, "STORE_UNSUITABLE",
+            "the server ignores If-None-Match: two uploads could mix two checkpoints; use a server "
+            "that knows conditional puts");
+      }
+    }
+    if (!Exists(put)) return put;
+    CKPTD_ASSIGN_OR_RETURN(const std::string claim, GetText(store_, ClaimKey()));
+    if (claim == manifest_bytes_) return absl::OkStatus();
+    return Another("the upload of another checkpoint of this tag has not ended", ClaimKey());
+  }
+
+  absl::StatusOr<bool> IsCommitted() {
+    const absl::StatusOr<std::string> there = GetText(store_, ManifestKey());
+    if (IsNoObject(there.status())) return false;
+    if (!there.ok()) return there.status();
+    if (*there == manifest_bytes_) return true;
+    CKPTD_RETURN_IF_ERROR(store_.Delete(ClaimKey()));
+    return Another("another checkpoint has this tag", ManifestKey());
+  }
+
+  absl::Status FindArrived() {
+    std::map<std::string, int64_t> sizes;
+    std::string page;
+    do {
+      CKPTD_ASSIGN_OR_RETURN(const ObjectPage listed, store_.List(base_, "", page));
+      for (const ObjectInfo& object : listed.objects) sizes[object.key] = object.size;
+      page = listed.next;
+    } while (!page.empty());
+    CKPTD_ASSIGN_OR_RETURN(const std::vector<MultipartUpload> listed, store_.ListUploads(base_));
+    std::map<std::string, MultipartUpload> uploads;
+    for (const MultipartUpload& upload : listed) uploads.try_emplace(upload.key, upload);
+    for (Source& source : sources_) {
+      const auto object = sizes.find(KeyOf(source));
+      source.has_arrived = object != sizes.end() && object->second == source.size;
+      const auto upload = uploads.find(KeyOf(source));
+      if (!source.has_arrived && upload != uploads.end()) source.upload = upload->second;
+      if (source.has_arrived) result_.arrived_bytes += source.size;
+    }
+    return RunParallel(options_.threads, sources_.size(), [&](size_t i) { return Prepare(i); });
+  }
+
+  // Begins or continues the upload of a file of several parts.
+  absl::Status Prepare(size_t i) {
+    Source& source = sources_[i];
+    const std::vector<FilePart> parts = Parts(i);
+    if (source.has_arrived || parts.size() == 1) {
+      source.upload.reset();  // If there is one, AbortOthers ends it.
+      return absl::OkStatus();
+    }
+    if (!source.upload.has_value()) {
+      CKPTD_ASSIGN_OR_RETURN(source.upload, store_.BeginUpload(KeyOf(source)));
+      return absl::OkStatus();
+    }
+    CKPTD_ASSIGN_OR_RETURN(const std::vector<UploadedPart> arrived, store_.ListParts(*source.upload));
+    for (const UploadedPart& part : arrived) {
+      const size_t at = static_cast<size_t>(part.number) - 1;
+      if (at >= parts.size() || parts[at].size != part.size) continue;
+      source.parts[part.number] = part;
+      MutexLock lock(mutex_);
+      result_.arrived_bytes += part.size;
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Send() {
+    std::vector<FilePart> missing;
+    for (size_t i = 0; i < sources_.size(); ++i) {
+      if (sources_[i].has_arrived) continue;
+      for (const FilePart& part : Parts(i))
+        if (!sources_[i].parts.contains(part.number)) missing.push_back(part);
+    }
+    CKPTD_ASSIGN_OR_RETURN(const bool is_checked, ServerComparesChecksums());
+    CKPTD_RETURN_IF_ERROR(
+        RunParallel(options_.threads, missing.size(), [&](size_t i) { return SendPart(missing[i]); }));
+    CKPTD_RETURN_IF_ERROR(
+        RunParallel(options_.threads, sources_.size(), [&](size_t i) { return Complete(sources_[i]); }));
+    CKPTD_RETURN_IF_ERROR(AbortOthers());
+    return is_checked ? absl::OkStatus() : GetBack();
+  }
+
+  // Finds out by an object with a wrong checksum.
+  absl::StatusOr<bool> ServerComparesChecksums() {
+    const std::string key = ManifestKey() + ".probe";
+    const absl::Status put = store_.Put(key, {}, 1, PutMode::kReplace);
+    if (ReasonOf(put) == "CORRUPT_TRANSFER") return true;
+    CKPTD_RETURN_IF_ERROR(put);
+    CKPTD_RETURN_IF_ERROR(store_.Delete(key));
+    return false;
+  }
+
+  absl::Status SendPart(const FilePart& part) {
+    Source& source = sources_[part.file];
+    std::vector<std::byte> bytes(static_cast<size_t>(part.size));
+    CKPTD_ASSIGN_OR_RETURN(const ScopedHandle file,
+                           OpenScoped(fs_, dir_.get(), source.path, OpenMode::kRead));
+    if (const absl::Status read = ReadFully(fs_, file.get(), part.offset, bytes); !read.ok())
+      return Annotate(read, source.path);
+    if (source.record != nullptr)
+      CKPTD_RETURN_IF_ERROR(CheckChunks(*source.record, chunk_bytes(), part.offset, bytes));
+    const uint32_t crc = Crc32c(bytes);
+    if (!source.upload.has_value()) {
+      CKPTD_RETURN_IF_ERROR(store_.Put(KeyOf(source), bytes, crc, PutMode::kReplace));
+    } else {
+      CKPTD_ASSIGN_OR_RETURN(const UploadedPart sent,
+                             store_.PutPart(*source.upload, part.number, bytes, crc));
+      MutexLock lock(mutex_);
+      source.parts[part.number] = sent;
+    }
+    MutexLock lock(mutex_);
+    result_.sent_bytes += part.size;
+    if (options_.progress != nullptr) options_.progress(result_.arrived_bytes + result_.sent_bytes);
+    return absl::OkStatus();
+  }
+
+  absl::Status Complete(const Source& source) {
+    if (source.has_arrived || !source.upload.has_value()) return absl::OkStatus();
+    std::vector<UploadedPart> parts;
+    for (const auto& [number, part] : source.parts) parts.push_back(part);
+    const absl::Status completed = store_.CompleteUpload(*source.upload, parts);
+    if (!IsNoObject(completed)) return completed;
+    // An earlier try has had its effect, or somebody has aborted the upload.
+    const absl::StatusOr<ObjectInfo> info = store_.Head(KeyOf(source));
+    return info.ok() && info->size == source.size ? absl::OkStatus() : completed;
+  }
+
+  // Uploads of this tag that were begun and not continued, such as a second one of a file.
+  absl::Status AbortOthers() {
+    CKPTD_ASSIGN_OR_RETURN(const std::vector<MultipartUpload> others, store_.ListUploads(base_));
+    for (const MultipartUpload& other : others) CKPTD_RETURN_IF_ERROR(store_.AbortUpload(other));
+    return absl::OkStatus();
+  }
+
+  absl::Status GetBack() {
+    std::vector<FilePart> parts;
+    for (size_t i = 0; i < sources_.size(); ++i)
+      for (const FilePart& part : Parts(i)) parts.push_back(part);
+    return RunParallel(options_.threads, parts.size(), [&](size_t i) -> absl::Status {
+      const Source& source = sources_[parts[i].file];
+      std::vector<std::byte> bytes(static_cast<size_t>(parts[i].size));
+      if (source.record != nullptr)
+        return GetChecked(store_, KeyOf(source), *source.record, chunk_bytes(), parts[i].offset, bytes);
+      CKPTD_RETURN_IF_ERROR(store_.Get(KeyOf(source), parts[i].offset, bytes));
+      CKPTD_ASSIGN_OR_RETURN(const std::string here,
+                             ReadSmallFile(fs_, dir_.get(), source.path, source.size));
+      const auto part =
+          std::as_bytes(std::span(here)).subspan(static_cast<size_t>(parts[i].offset), bytes.size());
+      if (std::equal(bytes.begin(), bytes.end(), part.begin())) return absl::OkStatus();
+      return MakeError(absl::StatusCode::kDataLoss, "CORRUPT_TRANSFER",
+                       absl::StrCat(KeyOf(source), " came back other than it was sent"));
+    });
+  }
+
+  absl::Status Commit() {
+    const absl::Status put = PutText(store_, ManifestKey(), manifest_bytes_, PutMode::kIfAbsent);
+    if (!Exists(put)) return put;
+    return IsCommitted().status();  // By an earlier try, or by another upload of the same checkpoint.
+  }
+
+  FileSystem& fs_;
+  ObjectStore& store_;
+  const std::string base_;  // Of the keys, with a slash at its end.
+  const TransferOptions& options_;
+  ScopedHandle dir_;
+  std::string manifest_bytes_;
+  Manifest manifest_;
+  std::vector<Source> sources_;
+  Mutex mutex_;
+  UploadResult result_;
+};
+
+}  // namespace
+
+absl::StatusOr<UploadResult> UploadCheckpoint(FileSystem& fs, Handle root, const std::string& tag,
+                                              ObjectStore& store, const std::string& prefix,
+                                              const TransferOptions& options) {
+  return Uploader(fs, store, CheckpointKey(prefix, tag), options).Run(root, tag);
+}
+
+}  // namespace ckptd
