@@ -302,7 +302,8 @@ std::string Hint(const absl::Status& status, ExitCode code, const std::string& c
   if (code == kUnreachable) return "; is it running, and is this its socket (--endpoint, $CKPTD_ENDPOINT)?";
   if (reason == "EACCES")
     return "; run this as root, or as a member of the group that owns the socket or directory";
-  if (absl::IsPermissionDenied(status) && reason != "STORE_DENIED") return "; run this as the run's owner or as root";
+  if (reason == "STORE_DENIED") return "";
+  if (absl::IsPermissionDenied(status)) return "; run this as the run's owner or as root";
   if (status.message().find("; ") != absl::string_view::npos) return "";
   if (reason == "ENOENT") return "; check the path";
   if (reason == "NO_CHECKPOINT" && command == "undelete")

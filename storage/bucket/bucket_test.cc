@@ -1,5 +1,5 @@
-// Uploads and fetches against the store in memory: what arrives, what is refused, and what a process that dies
-// at each of its requests leaves behind.
+// Uploads and fetches against the store in memory: what arrives, what is refused, and what a process that
+// dies at each of its requests leaves behind.
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
@@ -44,7 +44,8 @@ class BucketTest : public ::testing::Test {
 
   FileSystem& fs() { return **fs_; }
 
-  // Writes a committed checkpoint into the root `dir`: a file of two parts, a small one in a folder, an empty one.
+  // Writes a committed checkpoint into the root `dir`: a file of two parts, a small one in a folder, an empty
+  // one.
   void WriteCheckpoint(const TempDir& dir, int64_t sequence) {
     const std::filesystem::path at = std::filesystem::path(dir.path()) / kTag;
     std::filesystem::create_directories(at / ".ckptd");

@@ -1,8 +1,8 @@
-// The objects beneath a prefix as a FileSystem that can only be read, so that scans, verification and lists of
-// roots work on a bucket, too. A directory is what has objects beneath it.
+// The objects beneath a prefix as a FileSystem that can only be read, so that scans, verification and lists
+// of roots work on a bucket, too. A directory is what has objects beneath it.
 //
-// Errors are ErrnoError for what no object store needs to be asked for (ENOENT, EROFS), and otherwise those of
-// object_store.h: CouldNotFindOut knows them.
+// Errors are ENOENT and EROFS (ErrnoError), and otherwise those of object_store.h: CouldNotFindOut knows
+// them.
 #ifndef CKPTD_STORAGE_BUCKET_OBJECT_FILE_SYSTEM_H_
 #define CKPTD_STORAGE_BUCKET_OBJECT_FILE_SYSTEM_H_
 

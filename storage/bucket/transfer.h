@@ -1,8 +1,9 @@
 // What uploads and fetches share: checkpoints go in parts of whole chunks, several at once.
 //
-// In the bucket a checkpoint has the names that it has on disk, beneath PREFIX/TAG/. PREFIX/TAG/.ckptd/manifest is
-// stored last, and is the commit. PREFIX/TAG/.ckptd/manifest.new is there during an upload, and says of which
-// checkpoint: whatever else is beneath PREFIX/TAG/ belongs to the checkpoint with that manifest.
+// In the bucket a checkpoint has the names that it has on disk, beneath PREFIX/TAG/.
+// PREFIX/TAG/.ckptd/manifest is stored last, and is the commit. PREFIX/TAG/.ckptd/manifest.new is there
+// during an upload, and says of which checkpoint: whatever else is beneath PREFIX/TAG/ belongs to the
+// checkpoint with that manifest.
 #ifndef CKPTD_STORAGE_BUCKET_TRANSFER_H_
 #define CKPTD_STORAGE_BUCKET_TRANSFER_H_
 
@@ -40,7 +41,8 @@ struct FilePart {
 std::vector<FilePart> PartsOf(size_t file, int64_t file_size, int32_t chunk_bytes,
                               const TransferOptions& options);
 
-// DATA_LOSS, reason CORRUPT_FILE, if a chunk of these bytes is not the manifest's. `offset` is that of a chunk.
+// DATA_LOSS, reason CORRUPT_FILE, if a chunk of these bytes is not the manifest's. `offset` is that of a
+// chunk.
 absl::Status CheckChunks(const storage::v1::FileRecord& record, int32_t chunk_bytes, int64_t offset,
                          std::span<const std::byte> bytes);
 // Gets a part and checks its chunks. Bytes that arrive damaged are fetched three times.

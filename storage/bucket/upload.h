@@ -1,16 +1,16 @@
 // Sends a committed checkpoint from disk to a bucket. The upload of one checkpoint:
 //
-// 1. Claim: a conditional put of manifest.new. If there is one, it must be of the same checkpoint: this upload
-//    goes on where that one has ended. The server must refuse the second of two conditional puts.
-// 2. If there is a manifest, the checkpoint is there already (or another one: an error). Only now, because the
-//    claim of an upload that has ended in between would have been removed after its manifest was stored.
+// 1. Claim: a conditional put of manifest.new. If there is one, it must be of the same checkpoint: this
+//    upload goes on where that one has ended. The server must refuse the second of two conditional puts.
+// 2. If there is a manifest, the checkpoint is there already (or another one: an error). Only now, because
+//    an upload that has ended in between has removed its claim after it had stored its manifest.
 // 3. Send what has not arrived, files of several parts as multipart uploads. Each chunk's CRC32C is compared
 //    with the manifest on its way, and each part is sent with its CRC32C.
 // 4. If the server does not compare checksums, get everything back and compare.
 // 5. Commit: a conditional put of the manifest. Then remove the claim.
 //
-// A process that dies in between leaves a claim, and files beside it that no reader takes for a checkpoint. Two
-// uploads of the same checkpoint at once send the same bytes; one may fail when the other one has ended.
+// A process that dies in between leaves a claim, and files beside it that no reader takes for a checkpoint.
+// Two uploads of the same checkpoint at once send the same bytes; one may fail when the other one has ended.
 #ifndef CKPTD_STORAGE_BUCKET_UPLOAD_H_
 #define CKPTD_STORAGE_BUCKET_UPLOAD_H_
 
@@ -30,8 +30,8 @@ struct UploadResult {
 };
 
 // Of root/`tag` to PREFIX/TAG. NOT_FOUND, reason NO_CHECKPOINT. ALREADY_EXISTS, reason OBJECT_EXISTS, if
-// another checkpoint is there, or its unfinished upload. UNIMPLEMENTED, reason STORE_UNSUITABLE, if the server
-// ignores the condition of a put. DATA_LOSS, reason CORRUPT_FILE, if a file is not as in the manifest.
+// another checkpoint is there, or its unfinished upload. UNIMPLEMENTED, reason STORE_UNSUITABLE, if the
+// server ignores the condition of a put. DATA_LOSS, reason CORRUPT_FILE, if a file is not as in the manifest.
 absl::StatusOr<UploadResult> UploadCheckpoint(FileSystem& fs, Handle root, const std::string& tag,
                                               ObjectStore& store, const std::string& prefix,
                                               const TransferOptions& options);

@@ -21,10 +21,10 @@ struct AwsCredentials {
   absl::Time expires = absl::InfiniteFuture();
 };
 
-// Looks, in this order, at AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (AWS_SESSION_TOKEN); at the profile; at
-// AWS_WEB_IDENTITY_TOKEN_FILE with AWS_ROLE_ARN; at AWS_CONTAINER_CREDENTIALS_FULL_URI or _RELATIVE_URI; and at
-// the metadata service of the instance (version 2). Keeps what it has found until five minutes before it
-// expires. Thread-safe.
+// Looks, in this order, at AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (AWS_SESSION_TOKEN); at the profile;
+// at AWS_WEB_IDENTITY_TOKEN_FILE with AWS_ROLE_ARN; at AWS_CONTAINER_CREDENTIALS_FULL_URI or _RELATIVE_URI;
+// and at the metadata service of the instance (version 2). Keeps what it has found until five minutes before
+// it expires. Thread-safe.
 class AwsCredentialSource {
  public:
   // `http` must outlive it.

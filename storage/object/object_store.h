@@ -2,8 +2,8 @@
 // tests/testing/memory_object_store.h and killing_object_store.h.
 //
 // An object appears whole or not at all, under a key of UTF-8. Thread-safe; calls block, retry what may pass,
-// and end within the store's time limit: then DEADLINE_EXCEEDED, reason STORE_TIMEOUT, names the limit and the
-// last fault. A call that failed in that way may have had its effect.
+// and end within the store's time limit: then DEADLINE_EXCEEDED, reason STORE_TIMEOUT, names the limit and
+// the last fault. A call that failed in that way may have had its effect.
 //
 // Other errors: NOT_FOUND, reason NO_OBJECT or NO_BUCKET. PERMISSION_DENIED, reason STORE_DENIED.
 // FAILED_PRECONDITION, reason STORE_REFUSED, for requests that the store will not serve as they are.
@@ -27,8 +27,9 @@ inline constexpr int64_t kMinPartBytes = int64_t{5} << 20;
 inline constexpr int kMaxParts = 10'000;
 
 enum class PutMode {
-  kReplace,   // Replaces an object of that key.
-  kIfAbsent,  // ALREADY_EXISTS, reason OBJECT_EXISTS, if there is one: perhaps by an earlier try of this call.
+  kReplace,  // Replaces an object of that key.
+  // ALREADY_EXISTS, reason OBJECT_EXISTS, if there is one: perhaps by an earlier try of this call.
+  kIfAbsent,
 };
 
 struct ObjectInfo {

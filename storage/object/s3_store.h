@@ -1,5 +1,5 @@
-// A bucket of S3, or of a server that speaks its protocol, over HTTP. docs/decisions/0018-object-store.md says
-// why with libcurl.
+// A bucket of S3, or of a server that speaks its protocol, over HTTP. docs/decisions/0018-object-store.md
+// says why with libcurl.
 #ifndef CKPTD_STORAGE_OBJECT_S3_STORE_H_
 #define CKPTD_STORAGE_OBJECT_S3_STORE_H_
 
@@ -17,8 +17,8 @@ struct S3Options {
   std::string bucket;
   Environment environment = ProcessEnvironment();  // For settings and credentials.
   // For one call with all of its tries. An answer of 429, 500, 502, 503 or 504, a lost connection and bytes
-  // that arrived damaged are tried again, first after 0.1 s and then after twice as long each time, up to 5 s,
-  // or after what the server's Retry-After says.
+  // that arrived damaged are tried again, first after 0.1 s and then after twice as long each time, at most
+  // 5 s, or after what the server's Retry-After says.
   Duration limit = std::chrono::seconds(60);
 };
 

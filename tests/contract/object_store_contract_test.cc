@@ -1,6 +1,6 @@
 // The contract of ObjectStore, run against the one in memory, one behind a KillingObjectStore that does not
-// kill, and S3Store. For the last, tests/object/test_contract.py starts servers, and sets CKPTD_TEST_BUCKET and
-// what the tools of AWS read; CKPTD_TEST_BUCKET_LACKS names what the server is known to lack.
+// kill, and S3Store. For the last, tests/object/test_contract.py starts a server, and sets CKPTD_TEST_BUCKET
+// and what the tools of AWS read; CKPTD_TEST_BUCKET_LACKS names what the server is known to lack.
 #include <cstdlib>
 #include <memory>
 #include <set>

@@ -1,5 +1,6 @@
-// An ObjectStore for a process that dies at one of its requests: from then on nothing reaches the store behind
-// it, and every request fails with CANCELLED, as one whose time is over. Counts the requests, so that a test can die at each of them.
+// An ObjectStore for a process that dies at one of its requests: from then on nothing reaches the store
+// behind it, and every request fails with CANCELLED, as one whose time is over. Counts the requests, so that
+// a test can die at each of them.
 #ifndef CKPTD_TESTS_TESTING_KILLING_OBJECT_STORE_H_
 #define CKPTD_TESTS_TESTING_KILLING_OBJECT_STORE_H_
 

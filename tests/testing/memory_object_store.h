@@ -23,8 +23,8 @@ class MemoryObjectStore : public ObjectStore {
  public:
   explicit MemoryObjectStore(MemoryStoreLacks lacks = {}) : lacks_(lacks) {}
 
-  // Called before each request with its name and key ("PutPart", "run/step_1/a.pt"), while no lock is held; an
-  // error that it returns is the request's, which is not done.
+  // Called before each request with its name and key ("PutPart", "run/step_1/a.pt"), while no lock is held;
+  // an error that it returns is the request's, which is not done.
   using Hook = std::function<absl::Status(const std::string& request, const std::string& key)>;
   void SetHook(Hook hook) { hook_ = std::move(hook); }
   // Changes a stored object, as a fault of the store would.

@@ -82,7 +82,7 @@ absl::StatusOr<ExitCode> Watch(const Context& context, const std::string& run, b
 absl::StatusOr<ExitCode> Verify(const Context& context, const std::string& what);
 // verify.cc: clears a damage mark. Reads the checkpoint before, unless `unverified`: kNotSo if it is damaged.
 absl::StatusOr<ExitCode> Repaired(const Context& context, const std::string& name, bool unverified);
-// bucket.cc: ROOT/TAG to s3://BUCKET/PREFIX, and s3://BUCKET/PREFIX/TAG into the root `folder`, which is made.
+// bucket.cc: ROOT/TAG to s3://BUCKET/PREFIX, and s3://BUCKET/PREFIX/TAG into the root `folder`.
 absl::StatusOr<ExitCode> Upload(const Context& context, const std::string& what, const std::string& to);
 absl::StatusOr<ExitCode> Fetch(const Context& context, const std::string& from, const std::string& folder);
 // new_run.cc: gives a copy of a root that several nodes share a run of its own. Works without a daemon.

@@ -1,5 +1,5 @@
-// Reads what a root on this machine's disks or in a bucket holds, without a daemon. Only reads, also where a daemon serves
-// the root: saves in flight and failures, which only a daemon knows, are not among it.
+// Reads what a root on this machine's disks or in a bucket holds, without a daemon. Only reads, also where a
+// daemon serves the root: saves in flight and failures, which only a daemon knows, are not among it.
 #ifndef CKPTD_CLIENT_CKPTCTL_COMMANDS_DISK_ROOT_H_
 #define CKPTD_CLIENT_CKPTCTL_COMMANDS_DISK_ROOT_H_
 
@@ -33,8 +33,8 @@ struct DiskRoot {
   v1::ListCheckpointsResponse checkpoints;  // Newest first, then unreadable ones, and foreign ones.
 };
 
-// `path` may also be a URL. A root is a directory with a .ckptd, or one that holds a checkpoint. NOT_FOUND, reason NO_CHECKPOINT, if the
-// directory is none.
+// `path` may also be a URL. A root is a directory with a .ckptd, or one that holds a checkpoint. NOT_FOUND,
+// reason NO_CHECKPOINT, if the directory is none.
 absl::StatusOr<DiskRoot> ReadDiskRoot(const std::string& path);
 
 // The checkpoint `tag` with its files; the tag latest is the newest that is neither damaged nor suspect.

@@ -34,7 +34,9 @@ absl::StatusOr<std::optional<ManifestSummary>> ReadCheckpoint(FileSystem& fs, Ha
   if (part.ok()) {
     // In a bucket: an upload that has not ended (storage/bucket/upload.h).
     const std::string claim = OurPath(tag, absl::StrCat(std::string(kManifestName), ".new"));
-    if (fs.Stat(root, claim).ok()) return std::nullopt;
+    const absl::Status unfinished = fs.Stat(root, claim).status();
+    if (unfinished.ok()) return std::nullopt;
+    if (!IsMissing(unfinished)) return unfinished;
     return CorruptManifest("the manifest is not there, but part records are");
   }
   if (IsMissing(part.status())) return std::nullopt;
