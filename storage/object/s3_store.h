@@ -1,4 +1,4 @@
-// A bucket of S3, or of a server that speaks its protocol, over HTTP. docs/decisions/0018-object-store.md
+// A bucket of S3, or of a server that speaks its protocol, over HTTP. docs/decisions/0019-object-store.md
 // says why with libcurl.
 #ifndef CKPTD_STORAGE_OBJECT_S3_STORE_H_
 #define CKPTD_STORAGE_OBJECT_S3_STORE_H_
