@@ -21,6 +21,7 @@ namespace {
 
 constexpr Duration kFirstDelay = std::chrono::milliseconds(100);
 constexpr Duration kLongestDelay = std::chrono::seconds(5);
+constexpr Duration kCutShort = std::chrono::milliseconds(10);  // By which libcurl may end a try too early.
 // Bytes that arrive damaged so often have been damaged before they were sent, or on each way.
 constexpr int kDamagedTries = 3;
 
@@ -193,6 +194,7 @@ class S3Store : public ObjectStore {
   absl::StatusOr<HttpResponse> Do(const Call& call) {
     const Instant deadline = SystemClock().Now() + limit_;
     bool is_refreshed = false;
+    absl::Status before;  // The fault of the try before.
     for (int tries = 1;; ++tries) {
       const absl::StatusOr<HttpResponse> response = SendOnce(call, deadline - SystemClock().Now());
       if (!response.ok() && !absl::IsUnavailable(response.status()))
@@ -208,11 +210,15 @@ class S3Store : public ObjectStore {
       if (absl::IsDataLoss(fault) && tries == kDamagedTries) return fault;
       const Duration delay = DelayAfter(tries, response);
       if (SystemClock().Now() + delay >= deadline) {
+        // A try that the limit has cut short says nothing of the server.
+        const bool is_cut = !response.ok() && SystemClock().Now() + kCutShort >= deadline;
+        if (is_cut && !before.ok()) fault = before;
         return MakeError(absl::StatusCode::kDeadlineExceeded, "STORE_TIMEOUT",
                          absl::StrCat(What(call), ": no success within ",
                                       absl::FormatDuration(absl::FromChrono(limit_)), " and ", tries,
                                       tries == 1 ? " try" : " tries", "; the last one: ", fault.message()));
       }
+      before = fault;
       std::this_thread::sleep_for(delay);
     }
   }
