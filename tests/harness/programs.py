@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pathlib
-import select
 import signal
 import subprocess
 from collections.abc import Sequence
@@ -14,7 +13,7 @@ import grpc
 from ckptd.local_daemon import find_program
 from ckptd.v1 import messages_pb2, service_pb2_grpc
 
-from harness.waiting import TIMEOUT
+from harness.waiting import TIMEOUT, readable
 
 
 class DaemonProgram:
@@ -51,7 +50,7 @@ class DaemonProgram:
             )
         os.close(theirs)
         with os.fdopen(ready, "rb") as pipe:
-            assert select.select([pipe], [], [], TIMEOUT)[0], f"not ready after {TIMEOUT} s: {self.log()}"
+            assert readable(pipe), f"not ready after {TIMEOUT} s: {self.log()}"
             return pipe.read() == b"READY\n"  # The pipe closes when the daemon serves or ends.
 
     def running(self) -> bool:

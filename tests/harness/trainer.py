@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import pathlib
-import select
 import signal
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from typing import Any, Optional
 
 import pytest
 
-from harness.waiting import TIMEOUT
+from harness.waiting import TIMEOUT, readable
 from harness.workplace import module_path
 
 TRAINER_PROGRAM = pathlib.Path(__file__).with_name("trainer_program.py")
@@ -58,8 +57,7 @@ class Trainer:
 
     def result(self, timeout: float = TIMEOUT) -> Any:
         """The value of the code's last expression. Raises TrainerError with the exception that it raised."""
-        readable, _, _ = select.select([self.process.stdout], [], [], timeout)
-        assert readable, f"trainer {self.pid} did not answer within {timeout} s"
+        assert readable(self.process.stdout, timeout), f"trainer {self.pid} did not answer within {timeout} s"
         line = self.process.stdout.readline()
         assert line, f"trainer {self.pid} ended"
         answer = json.loads(line)

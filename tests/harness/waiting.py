@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import select
 import time
-from typing import Callable, TypeVar
+from typing import IO, Any, Callable, TypeVar, Union
 
 T = TypeVar("T")
 TIMEOUT = 60.0  # Seconds. Generous: it is reached only when something is wrong.
@@ -27,6 +28,15 @@ def until_equal(read: Callable[[], T], expected: T, what: str, timeout: float = 
         if time.monotonic() >= deadline:
             raise AssertionError(f"timed out after {timeout} s waiting for {what}: {expected}; found {found}")
         time.sleep(0.02)
+
+
+def readable(file: Union[int, IO[Any]], timeout: float = TIMEOUT) -> bool:
+    """Waits until there is something to read, or the end. Not by select(): that refuses descriptors above 1023, which a
+    process that runs many tests may have.
+    """
+    poll = select.poll()
+    poll.register(file, select.POLLIN)
+    return bool(poll.poll(timeout * 1000))
 
 
 def alive(pid: int) -> bool:

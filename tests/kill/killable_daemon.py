@@ -45,8 +45,10 @@ class KillableDaemon(DaemonProgram):
             self.kill()  # The killer waits for the call's end, and io_uring_enter may also wait for completions.
 
     def kill(self) -> None:
+        assert self.process is not None
         with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
+            # Without an id the daemon has not started; 0 would kill the group of this process. The wrapper's end ends it.
+            os.kill(self.pid or self.process.pid, signal.SIGKILL)
         self.wait()
 
     def stop(self) -> int:
