@@ -26,7 +26,10 @@ for folder in /var/lib /var/log /run; do mount -t tmpfs tmpfs $folder; done
 ip link set lo up
 cd {repository}
 """
-_NAMESPACES = ["unshare", "--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc", "--propagation=private"]
+_NAMESPACES = [
+    *("setpriv", "--pdeathsig=KILL"),  # Ends with this process, also if that is killed.
+    *("unshare", "--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc", "--propagation=private"),
+]
 
 
 class Finished(NamedTuple):
