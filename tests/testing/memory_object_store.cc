@@ -1,7 +1,6 @@
 #include "tests/testing/memory_object_store.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -75,7 +74,7 @@ absl::Status MemoryObjectStore::Get(const std::string& key, int64_t offset, std:
     return MakeError(absl::StatusCode::kOutOfRange, "SHORT_OBJECT",
                      absl::StrCat(key, " has ", object->size(), " bytes"));
   }
-  std::memcpy(into.data(), object->data() + offset, into.size());
+  object->copy(reinterpret_cast<char*>(into.data()), into.size(), offset);
   return absl::OkStatus();
 }
 
