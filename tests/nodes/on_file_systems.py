@@ -11,9 +11,8 @@ import time
 import three_nodes
 from shared_file_systems import NETWORK, sandbox
 
-# These start no nodes, or nodes on this host alone; or read without a daemon what is being removed, which a network file system
-# may show as damaged (docs/operations.md, Limits of shared roots).
-_IGNORED = ("test_file_systems.py", "test_adapters.py", "test_kill_coordinator.py")
+# These start no nodes, or nodes on this host alone.
+_IGNORED = ("test_file_systems.py", "test_adapters.py")
 _LIMIT_SECONDS = 2 * 3600
 
 

@@ -1,14 +1,13 @@
 """Restoring: committed checkpoints, opened for reading. Every chunk is verified against its CRC32C."""
 
 import contextlib
-import errno
 import logging
 import os
 import pickle
 import threading
 import weakref
 from types import MappingProxyType
-from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
 from ckptd import errors
 from ckptd._checkpoint_paths import is_committed
@@ -17,12 +16,13 @@ from ckptd._membership.membership import RPC_SECONDS
 from ckptd._memory import native
 from ckptd._paths import directory_path, tag_text
 from ckptd._progress_bar import Progress, progress_bar
-from ckptd._reading.manifest import open_beneath, read_damages, read_manifest, read_summary
+from ckptd._reading.local_files import LocalFiles
+from ckptd._reading.manifest import read_damages, read_summary
 from ckptd._reading.ranges import Range, read_ranges
 from ckptd._reading.read_progress import ReadProgressReporter
 from ckptd._reading.read_reports import ReadReporter
 from ckptd._reading.resident_files import ResidentFiles
-from ckptd._reading.verified_file import LocalFile, RemoteFile, VerifiedFile
+from ckptd._reading.verified_file import RemoteFile, VerifiedFile
 from ckptd._session.session import Session
 from ckptd._torch.reading.archive_records import Records, records_of, why_not_meta
 from ckptd._torch.reading.load_into import load_into, try_meta
@@ -34,19 +34,9 @@ __all__ = ["Checkpoint", "Root", "open_root"]
 
 _log = logging.getLogger("ckptd")
 _VERIFIED_AT_ONCE = 32 << 20  # Bytes.
-# EINVAL: it is not a regular file.
-_MISSING_ERRNOS = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR, errno.EINVAL)
 _opened: "weakref.WeakSet[Checkpoint]" = weakref.WeakSet()  # Those that the daemon has opened for this process.
 _opened_lock = threading.Lock()
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-
-
-class _LocalFiles(NamedTuple):
-    """The files of a checkpoint that this process can open."""
-
-    directory: int  # A descriptor, which the checkpoint closes.
-    records: Dict[str, Any]  # storage.FileRecord by path.
-    chunk_bytes: int
 
 
 class Checkpoint:
@@ -69,7 +59,7 @@ class Checkpoint:
     def __init__(
         self,
         info: Optional[CheckpointInfo],
-        local: Optional[_LocalFiles],
+        local: Optional[LocalFiles],
         sizes: Mapping[str, int] = MappingProxyType({}),
         session: Optional[Session] = None,
         lease: str = "",
@@ -329,7 +319,7 @@ class Checkpoint:
         """Closes the files and ends the lease."""
         local, self._local = self._local, None
         if local is not None:
-            os.close(local.directory)
+            local.close()
         self._residents = None
         lease, self._lease = self._lease, ""
         if lease and self._session is not None and self._session.alive():
@@ -397,23 +387,11 @@ class Checkpoint:
     def _open_on_disk(self, name: str) -> VerifiedFile:
         """Opens a file on the disk, here or, where this process may not read it, by way of the daemon."""
         if self._local is not None:
-            record = self._local.records[name]
             try:
-                descriptor = open_beneath(self._local.directory, name)
-                return LocalFile(self.tag, record, self._local.chunk_bytes, descriptor, self._threads)
+                return self._local.open(name, self._threads)
             except PermissionError:
                 if self._session is None:
                     raise
-            except OSError as error:
-                if error.errno not in _MISSING_ERRNOS:
-                    raise
-                raise errors.Corrupt(
-                    f"file {name} of checkpoint {self.tag} cannot be opened: {error.strerror}",
-                    reason="CORRUPT_FILE",
-                    tag=self.tag,
-                    ranks=[record.rank],
-                    path=name,
-                ) from error
         if self._session is None:
             raise errors.NotFound(
                 f"the checkpoint {self.tag} is closed", reason="UNKNOWN_LEASE", tag=self.tag
@@ -469,26 +447,22 @@ def _warn_of_passed_over(passed_over: Sequence[CheckpointInfo], tag: str) -> Non
         _log.warning("ckptd: checkpoint %s is %s, and %s is opened in its place: %s", passed.tag, what, tag, why)
 
 
-def _open_local(directory: int, info: CheckpointInfo) -> Optional[_LocalFiles]:
+def _open_local(directory: int, info: CheckpointInfo) -> Optional[LocalFiles]:
     """Takes ownership of a checkpoint's directory. Returns None if it holds another checkpoint by now.
 
     The daemon still has the files of the one that is leased.
     """
-    try:
-        summary, records = read_manifest(directory, info.tag)
-        if summary.sequence == info.sequence:
-            directory, kept = -1, directory
-            return _LocalFiles(kept, records, summary.chunk_bytes)
-        return None
-    finally:
-        if directory >= 0:
-            os.close(directory)
+    local = LocalFiles(directory, info.tag, info.tag)
+    if local.summary.sequence == info.sequence:
+        return local
+    local.close()
+    return None
 
 
 class Root:
     """A root that is read without a daemon: no rank, no attempt, no lease. From :func:`open_root`.
 
-    Without a lease, retention may remove a checkpoint while it is being read.
+    Without a lease, retention may remove a checkpoint while it is being read: ``NotFound``.
 
     Attributes:
         path (str): the absolute path of the root.
@@ -625,19 +599,15 @@ class Root:
         except OSError as error:
             raise self._missing(name) from error
         try:
-            summary, records = read_manifest(directory, path)
+            local = LocalFiles(directory, name, path)
         except OSError as error:
-            os.close(directory)
             is_committed(path)  # Raises for a checkpoint of ckptd whose manifest is missing.
             raise self._missing(name) from error
-        except BaseException:
-            os.close(directory)
-            raise
-        damage = damages.get(summary.sequence)
+        damage = damages.get(local.summary.sequence)
         # Both must fit: a checkpoint that was copied here may have the sequence of another one.
         known_damage = damage.message if damage is not None and damage.tag == name else ""
-        local = _LocalFiles(directory, records, summary.chunk_bytes)
-        return Checkpoint(info_of_manifest(summary, records, known_damage), local, threads=native.read_threads(1))
+        info = info_of_manifest(local.summary, local.records, known_damage)
+        return Checkpoint(info, local, threads=native.read_threads(1))
 
     def _open_linked(self, name: str) -> Checkpoint:
         real = os.path.realpath(os.path.join(self.path, name))

@@ -291,7 +291,14 @@ absl::StatusOr<VerifyReport> VerifyCheckpoint(FileSystem& fs, Handle root, const
       return report;
     }
     Verifier(fs, dir->get(), report, go_on).Run();
-    if (report.problems.empty() || IsStillAt(fs, root, tag, dir->get())) return report;
+    if (report.problems.empty()) return report;
+    if (!IsStillAt(fs, root, tag, dir->get())) continue;
+    // Of several nodes, a removal happens at the tag. It takes the manifest away before the files.
+    const std::string manifest = OurPath("", std::string(kManifestName));
+    const bool was_whole = report.manifest.summary.sequence() != 0;
+    if (!was_whole || !IsMissing(fs.Stat(dir->get(), manifest).status())) return report;
+    return MakeError(absl::StatusCode::kNotFound, "NO_CHECKPOINT",
+                     absl::StrCat(tag, " was removed while it was being verified"), {{"tag", tag}});
   }
   return MakeError(absl::StatusCode::kAborted, "CHECKPOINT_REPLACED",
                    absl::StrCat(tag, " was saved again each of the ", kTries, " times that it was read; ",

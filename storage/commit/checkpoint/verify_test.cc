@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -174,6 +175,21 @@ TEST_F(VerifyTest, ReportsAnEvictedCheckpointAsGoneNotDamaged) {
     std::filesystem::remove_all(root_.path(".ckptd/gone"));
   });
   EXPECT_EQ(ReasonOf(report.status()), "NO_CHECKPOINT");
+}
+
+// A coordinator removes the checkpoint where it is, while its files are read.
+TEST_F(VerifySharedTest, ReportsARemovedCheckpointAsGoneNotDamaged) {
+  bool removed = false;
+  const auto report = VerifyCheckpoint(root_.fs(), root_.handle(), "step_10", [&](int64_t) {
+    if (std::exchange(removed, true)) return;
+    std::filesystem::rename(root_.path(In(".ckptd")), root_.path(In(".ckptd.removed.1")));
+    for (const auto& entry : std::filesystem::directory_iterator(root_.path("step_10"))) {
+      if (entry.path().filename() != ".ckptd.removed.1") std::filesystem::remove_all(entry.path());
+    }
+  });
+  EXPECT_TRUE(removed);
+  EXPECT_EQ(ReasonOf(report.status()), "NO_CHECKPOINT");
+  EXPECT_THAT(std::string(report.status().message()), HasSubstr("was removed while it was being verified"));
 }
 
 TEST_F(VerifyTest, VerifiesAgainWhatIsSavedAgainMeanwhile) {

@@ -198,6 +198,10 @@ class LocalFile(VerifiedFile):
                 expected=self._expected[fault.chunk],
                 found=fault.found,
             )
+        if fault.errno == errno.ESTALE:  # On a network file system, which does not keep files for those who have them open.
+            raise errors.NotFound(
+                f"the checkpoint {self._tag} was removed while it was being read; open another one", reason="NO_CHECKPOINT", tag=self._tag
+            )
         if fault.errno not in (errno.ENODATA, errno.EILSEQ):
             # EIO is no proof of damage: the whole disk may be failing, or only for a moment.
             raise OSError(fault.errno, os.strerror(fault.errno), self._record.path)
