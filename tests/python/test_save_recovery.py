@@ -7,6 +7,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+import pathlib
 import threading
 import time
 import weakref
@@ -203,6 +204,22 @@ def test_refused_recovery_is_lost_and_says_why(daemon: Any, run: ckptd.Run) -> N
         saves[1].wait(timeout=20)
     saves[2].wait(timeout=20)
     assert [error.reason for error in run.failures()] == ["STAGED_LOST", "FENCED"]
+
+
+def test_fenced_recovery_in_a_job_of_several_nodes_ends_as_unknown(
+    daemon: Any, client: ckptd.Client, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The files of all nodes may have been durable before the daemon ended: then the coordinator still publishes the save."""
+    monkeypatch.setenv("CKPTD_LAUNCH_ID", "one")
+    run = client.run(tmp_path / "root", rank=0, world_size=2, local_ranks=[0])
+    daemon.hold = True
+    save = run.save("t", files={"a": BIG})
+    daemon.stop()
+    daemon.script["Begin"].append(refusal(grpc.StatusCode.FAILED_PRECONDITION, "FENCED"))
+    daemon.start()
+    with pytest.raises(ckptd.Unavailable, match="a newer launch of the job has begun or resumed.*becomes a checkpoint"):
+        save.wait(timeout=20)
+    assert daemon.requests["Abort"] == []  # It would end the save for all ranks.
 
 
 def test_recovery_that_fails_after_its_seal_or_is_skipped_is_lost_and_says_why(daemon: Any, run: ckptd.Run) -> None:

@@ -113,7 +113,10 @@ def _rank(
     named = f"launch {launch} rank {rank}"
     period.wait()
     client = ckptd.connect(place.endpoint, timeout=CONNECT_SECONDS)
-    run = client.run(root, rank=rank, world_size=world, num_kept_ckpts=KEPT, commit_timeout=COMMIT_SECONDS, local_ranks=[rank])
+    try:
+        run = client.run(root, rank=rank, world_size=world, num_kept_ckpts=KEPT, commit_timeout=COMMIT_SECONDS, local_ranks=[rank])
+    except ckptd.CkptdError:
+        return  # It has not joined, so it has changed nothing.
     with reporter.recorded(Call(named, place.node, "resume", 0), run) as (_, call):
         with run.resume() as checkpoint:
             if checkpoint:

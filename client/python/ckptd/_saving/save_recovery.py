@@ -19,6 +19,12 @@ from ckptd._wire.protocol import messages, set_duration, types
 
 _log = logging.getLogger("ckptd")
 
+# A daemon of several nodes refuses the Begin before it looks for the save, whose files may be durable on all nodes. The
+# coordinator publishes it then, before the newer launch resumes.
+_FENCED_WHY = (
+    "its daemon has ended, and a newer launch of the job has begun or resumed since, so this process must end; if the files "
+    "of all nodes were durable, the save becomes a checkpoint (look with list())"
+)
 _SESSION_CHECK_SECONDS = 1.0  # A session may end without waking the threads that wait.
 
 
@@ -141,6 +147,8 @@ class SaveRecovery:
             # No answer is not a refusal: the part may be sealed there.
             if isinstance(error, errors.Unavailable):
                 raise
+            if isinstance(error, errors.Fenced) and save.membership.launch.local_world_size:
+                return save.end_as_unknown(_FENCED_WHY)
             self._give_up(joined, save, error)
         except Exception as error:  # This machine's fault, such as too little memory or too few descriptors.
             self._give_up(joined, save, error)
