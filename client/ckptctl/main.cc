@@ -44,6 +44,7 @@ struct Arguments {
   bool there = false, not_there = false;
   RetentionArguments retention;
   SaveArguments save;
+  DoctorNodes nodes;
   std::string shell;
   ConvertArguments convert;
   ZeroToFp32Arguments zero_to_fp32;
@@ -167,10 +168,17 @@ void AddActing(CLI::App& app, const Context& context, Arguments& a, Command* cho
 }
 
 void AddOffline(CLI::App& app, const Context& context, Arguments& a, Command* chosen) {
-  Add(app, "doctor", "Probe what a root and this machine can do, and say what to improve; no daemon", chosen,
-      [&] { return Doctor(context, a.path); })
-      ->add_option("ROOT", a.path, "An existing directory")
-      ->required();
+  CLI::App* doctor =
+      Add(app, "doctor", "Probe what a root and this machine can do, and say what to improve; no daemon",
+          chosen, [&] { return Doctor(context, a.path, a.nodes); });
+  doctor->add_option("ROOT", a.path, "An existing directory")->required();
+  CLI::Option* nodes = doctor->add_option(
+      "--nodes", a.nodes.count,
+      "Try what runs that span nodes need of ROOT, together with the same command on the other nodes at the "
+      "same time: how many nodes, 2 to 64. They wait for each other for --timeout (60)");
+  nodes->check(CLI::Range(2, 64));
+  doctor->add_option("--as", a.nodes.name, "With --nodes: the name of this node; default: that of the host")
+      ->needs(nodes);
   Add(app, "new-run",
       "Give a copy of a root that several nodes share a run of its own, after ROOT_COPIED; no daemon", chosen,
       [&] { return NewRun(context, a.path); })

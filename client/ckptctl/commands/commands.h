@@ -88,7 +88,12 @@ absl::StatusOr<ExitCode> Fetch(const Context& context, const std::string& from, 
 // new_run.cc: gives a copy of a root that several nodes share a run of its own. Works without a daemon.
 absl::StatusOr<ExitCode> NewRun(const Context& context, const std::string& root);
 // doctor.cc: works without a daemon.
-absl::StatusOr<ExitCode> Doctor(const Context& context, const std::string& root);
+struct DoctorNodes {
+  int count = 0;     // How many nodes run the command together; 0: this one alone.
+  std::string name;  // Of this node; empty: that of the host.
+};
+absl::StatusOr<ExitCode> Doctor(const Context& context, const std::string& root,
+                                const DoctorNodes& nodes = {});
 
 }  // namespace ckptd::ctl
 #endif  // CKPTD_CLIENT_CKPTCTL_COMMANDS_COMMANDS_H_

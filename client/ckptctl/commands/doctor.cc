@@ -1,17 +1,29 @@
-// `doctor`: probes what a root and this machine can do for ckptd, and says what to improve. Works without a
+// `doctor`: probes what a root and this machine can do for ckptd, and says what to improve. With --nodes it also
+// tries, together with the doctors of other nodes, what runs that span nodes need of the root. Works without a
 // daemon.
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <climits>
 #include <cstdlib>
+#include <cstring>
+#include <memory>
 #include <optional>
 #include <ostream>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "client/ckptctl/commands/commands.h"
 #include "client/ckptctl/commands/host.h"
+#include "client/ckptctl/nodes/meeting.h"
+#include "client/ckptctl/nodes/mount.h"
+#include "client/ckptctl/nodes/node_files.h"
+#include "client/ckptctl/nodes/trials.h"
+#include "client/ckptctl/text/finding.h"
 #include "client/ckptctl/text/json.h"
 #include "client/ckptctl/text/text.h"
 #include "storage/base/errors.h"
@@ -44,6 +56,54 @@ const char* Word(Verdict verdict) {
   return verdict == Verdict::kOk ? "ok" : verdict == Verdict::kWarning ? "WARNING" : "FAILURE";
 }
 
+constexpr std::chrono::milliseconds kNodesPatience = std::chrono::seconds(60);
+// A name is a part of file names.
+constexpr char kNameCharacters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_";
+
+absl::StatusOr<std::string> NameOfNode(const DoctorNodes& nodes) {
+  std::string name = nodes.name;
+  if (name.empty()) {
+    char host[HOST_NAME_MAX + 1] = {};
+    if (gethostname(host, sizeof(host) - 1) != 0) return ErrnoError(errno, "the name of this host");
+    name = host;
+    for (char& each : name) {
+      if (std::strchr(kNameCharacters, each) == nullptr) each = '-';
+    }
+  }
+  if (name.empty() || name.find_first_not_of(kNameCharacters) != std::string::npos)
+    return InvalidArgument(
+        absl::StrCat("--as is \"", name, "\"; a node's name has letters, digits, - and _"));
+  return name;
+}
+
+// What all nodes find together.
+absl::StatusOr<std::vector<Finding>> TryWithNodes(const Context& context, const std::string& root,
+                                                  const DoctorNodes& nodes) {
+  CKPTD_ASSIGN_OR_RETURN(const std::string name, NameOfNode(nodes));
+  std::chrono::milliseconds patience = kNodesPatience;
+  if (context.timeout_seconds)
+    patience = std::chrono::milliseconds(static_cast<int64_t>(1000 * *context.timeout_seconds));
+  NodeFiles files;
+  CKPTD_ASSIGN_OR_RETURN(const std::unique_ptr<Meeting> meeting,
+                         Meeting::Enter(&files, {root, name, nodes.count, patience}));
+  const TrialSettings settings;
+  CKPTD_ASSIGN_OR_RETURN(const Records records,
+                         RunTrials(&files, meeting.get(), settings, root, MountOf(root)));
+  meeting->Leave();
+  return JudgeTrials(records, settings);
+}
+
+// One line for all that was tried.
+Finding Sum(const std::vector<Finding>& findings) {
+  std::vector<std::string> wrong;
+  for (const Finding& finding : findings) {
+    if (finding.verdict == Verdict::kFailure) wrong.push_back(finding.subject);
+  }
+  if (wrong.empty()) return {Verdict::kOk, "several nodes", "can use this root", ""};
+  return {Verdict::kFailure, "several nodes",
+          absl::StrCat("cannot use this root: ", absl::StrJoin(wrong, ", ")), ""};
+}
+
 void PrintText(const Context& context, const std::string& root, const std::vector<Finding>& findings) {
   Table table({"", root, ""});
   for (const Finding& finding : findings) {
@@ -72,7 +132,7 @@ void PrintJson(const Context& context, const std::string& root, const std::vecto
 
 }  // namespace
 
-absl::StatusOr<ExitCode> Doctor(const Context& context, const std::string& root) {
+absl::StatusOr<ExitCode> Doctor(const Context& context, const std::string& root, const DoctorNodes& nodes) {
   CKPTD_ASSIGN_OR_RETURN(const std::string path, RealPath(root));
   CKPTD_ASSIGN_OR_RETURN(std::unique_ptr<FileSystem> fs, MakePosixFileSystem());
   CKPTD_ASSIGN_OR_RETURN(const Handle handle, OpenRootDirectory(path, std::nullopt));
@@ -81,6 +141,11 @@ absl::StatusOr<ExitCode> Doctor(const Context& context, const std::string& root)
   std::vector<Finding> findings = JudgeRoot(Probe(*fs, directory.get()));
   for (Finding& finding : JudgeHost(ReadHostFacts(), MakeUringQueue(kRingDepth).status()))
     findings.push_back(std::move(finding));
+  if (nodes.count > 0) {
+    CKPTD_ASSIGN_OR_RETURN(const std::vector<Finding> found, TryWithNodes(context, path, nodes));
+    findings.insert(findings.end(), found.begin(), found.end());
+    findings.push_back(Sum(found));
+  }
   const bool ok = std::none_of(findings.begin(), findings.end(),
                                [](const Finding& finding) { return finding.verdict == Verdict::kFailure; });
   if (context.json) {

@@ -8,18 +8,10 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "client/ckptctl/text/finding.h"
 #include "storage/io/probe.h"
 
 namespace ckptd::ctl {
-
-enum class Verdict { kOk, kWarning, kFailure };
-
-struct Finding {
-  Verdict verdict = Verdict::kOk;
-  std::string subject;  // "huge pages"
-  std::string what;     // What was found.
-  std::string advice;   // What to do about it. Empty: nothing.
-};
 
 struct HostFacts {
   int64_t huge_pages_total = 0;  // The number of 2 MiB pages.

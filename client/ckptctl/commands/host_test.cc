@@ -87,6 +87,13 @@ TEST(JudgeRoot, RootThatCannotBeUsedIsAFailure) {
   EXPECT_THAT(findings[0].what, HasSubstr("EACCES"));
 }
 
+TEST(JudgeRoot, FreeSpaceThatNothingLimitsIsUnknown) {
+  ProbeResult probe;
+  probe.free_bytes = int64_t{1} << 50;
+  EXPECT_EQ(JudgeRoot(probe)[1].subject, "free space");
+  EXPECT_THAT(JudgeRoot(probe)[1].what, HasSubstr("unknown"));
+}
+
 TEST(JudgeRoot, WarnsOfEachMissingAbilityThatHasAFallback) {
   ProbeResult probe;
   probe.free_bytes = 5;

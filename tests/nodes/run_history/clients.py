@@ -112,8 +112,8 @@ def _rank(
     reporter = Reporter(connection)
     named = f"launch {launch} rank {rank}"
     period.wait()
-    client = ckptd.connect(place.endpoint, timeout=CONNECT_SECONDS)
     try:
+        client = ckptd.connect(place.endpoint, timeout=CONNECT_SECONDS)
         run = client.run(root, rank=rank, world_size=world, num_kept_ckpts=KEPT, commit_timeout=COMMIT_SECONDS, local_ranks=[rank])
     except ckptd.CkptdError:
         return  # It has not joined, so it has changed nothing.
@@ -167,7 +167,10 @@ def _operator(connection: Connection, places: Sequence[Place], root: str, period
 
 
 def _act(reporter: Reporter, place: Place, acts: Sequence[Act], root: str, period: Period) -> None:
-    client = ckptd.connect(place.endpoint, timeout=CONNECT_SECONDS)
+    try:
+        client = ckptd.connect(place.endpoint, timeout=CONNECT_SECONDS)
+    except ckptd.Unavailable:
+        return
     run: Optional[RetainedRun] = None
     for act in acts:
         time.sleep(act.pause)

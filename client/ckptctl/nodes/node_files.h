@@ -1,0 +1,38 @@
+// What the trials of a shared folder do with its files, so that a test can replace one property by a wrong
+// one.
+#ifndef CKPTD_CLIENT_CKPTCTL_NODES_NODE_FILES_H_
+#define CKPTD_CLIENT_CKPTCTL_NODES_NODE_FILES_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "storage/base/unique_fd.h"
+
+namespace ckptd::ctl {
+
+// The files as this node sees them. All errors have their errno (ErrnoOf).
+class NodeFiles {
+ public:
+  virtual ~NodeFiles() = default;
+
+  virtual absl::Status MakeDir(const std::string& path);
+  // Writes a new file and syncs it.
+  virtual absl::Status Write(const std::string& path, const std::string& bytes);
+  // Overwrites the bytes of a file that is there, lets it grow, and syncs it.
+  virtual absl::Status Overwrite(const std::string& path, const std::string& bytes);
+  virtual absl::Status Rename(const std::string& from, const std::string& to);
+  virtual absl::StatusOr<std::string> Read(const std::string& path);
+  virtual absl::StatusOr<int64_t> Size(const std::string& path);
+  virtual absl::StatusOr<uint64_t> Inode(const std::string& path);
+  virtual std::vector<std::string> List(const std::string& path);
+  virtual absl::StatusOr<UniqueFd> OpenDir(const std::string& path);
+  virtual absl::StatusOr<std::string> ReadIn(const UniqueFd& directory, const std::string& name);
+  // With all that is in it. Best effort.
+  virtual void RemoveAll(const std::string& path);
+};
+
+}  // namespace ckptd::ctl
+#endif  // CKPTD_CLIENT_CKPTCTL_NODES_NODE_FILES_H_
