@@ -19,7 +19,7 @@ def test_main_flows_of_two_nodes_on_a_network_file_system(name):
     why_not = sandbox.why_not(name)
     if why_not:
         pytest.skip(why_not)
-    finished = sandbox.run_pytest(name, ["-q", "tests/nodes/test_main_flows.py"], 150)
+    finished = sandbox.run_pytest(name, ["-q", "tests/nodes/test_main_flows.py", "tests/nodes/test_doctor.py"], 180)
     assert finished.status == 0, finished.output
     assert " skipped" not in finished.output and " passed" in finished.output, finished.output
 

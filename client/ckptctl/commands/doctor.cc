@@ -87,10 +87,13 @@ absl::StatusOr<std::vector<Finding>> TryWithNodes(const Context& context, const 
   CKPTD_ASSIGN_OR_RETURN(const std::unique_ptr<Meeting> meeting,
                          Meeting::Enter(&files, {root, name, nodes.count, patience}));
   const TrialSettings settings;
-  CKPTD_ASSIGN_OR_RETURN(const Records records,
-                         RunTrials(&files, meeting.get(), settings, root, MountOf(root)));
+  const absl::StatusOr<Records> records = RunTrials(&files, meeting.get(), settings, root, MountOf(root));
+  if (!records.ok()) {
+    meeting->Abandon();
+    return records.status();
+  }
   meeting->Leave();
-  return JudgeTrials(records, settings);
+  return JudgeTrials(*records, settings);
 }
 
 // One line for all that was tried.

@@ -94,6 +94,7 @@ absl::Status Meeting::Gather() {
   const std::string who = absl::StrJoin(nodes_, ", ");
   if (!complete) {
     files_->RemoveAll(absl::StrCat(Directory(), "/", self(), kPresent));
+    files_->RemoveEmptyDir(Directory());
     return MakeError(
         absl::StatusCode::kDeadlineExceeded, "NODES_MISSING",
         absl::StrCat(living.size(), " of ", options_.nodes, " nodes are in ", Directory(), " after ",
@@ -167,5 +168,7 @@ void Meeting::Leave() {
   if (!Say("bye").ok() || !IsFirst()) return;
   if (HearAll("bye").ok()) files_->RemoveAll(Directory());
 }
+
+void Meeting::Abandon() { files_->RemoveAll(Directory()); }
 
 }  // namespace ckptd::ctl

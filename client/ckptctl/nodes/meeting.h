@@ -51,6 +51,8 @@ class Meeting {
 
   // Waits until all have done so; then the first node removes what is there.
   void Leave();
+  // Removes what is there without waiting: the meeting has failed.
+  void Abandon();
 
  private:
   Meeting(NodeFiles* files, Options options) : files_(files), options_(std::move(options)) {}

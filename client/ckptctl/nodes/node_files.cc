@@ -117,4 +117,6 @@ void NodeFiles::RemoveAll(const std::string& path) {
   std::filesystem::remove_all(path, ignored);
 }
 
+void NodeFiles::RemoveEmptyDir(const std::string& path) { (void)rmdir(path.c_str()); }
+
 }  // namespace ckptd::ctl

@@ -32,6 +32,7 @@ class NodeFiles {
   virtual absl::StatusOr<std::string> ReadIn(const UniqueFd& directory, const std::string& name);
   // With all that is in it. Best effort.
   virtual void RemoveAll(const std::string& path);
+  virtual void RemoveEmptyDir(const std::string& path);  // Best effort.
 };
 
 }  // namespace ckptd::ctl

@@ -54,7 +54,7 @@ class Trials {
       const bool writes = writer == meeting_.self();
       for (int round = 0; round < settings_.rounds; ++round) {
         const std::string name = absl::StrCat(writer, ".", round);
-        CKPTD_RETURN_IF_ERROR(writes ? Change(name) : Watch(writer, name));
+        CKPTD_RETURN_IF_ERROR(writes ? MakeChanges(name) : Watch(writer, name));
       }
       if (writes) NoteDelays();
       CKPTD_RETURN_IF_ERROR(writes ? Replace(writer) : ReadReplaced(writer));
@@ -69,6 +69,9 @@ class Trials {
   }
 
  private:
+  struct Change {
+    int64_t begun_us, done_us;
+  };
   struct Seen {
     std::string kind;
     int64_t done_us, seen_us;  // By the clock of the writer, and of the reader; seen 0: not in time.
@@ -101,7 +104,7 @@ class Trials {
 
   // ---- after how long another node sees a change
 
-  absl::Status Change(const std::string& name) {
+  absl::Status MakeChanges(const std::string& name) {
     const std::string path = meeting_.Path(name);
     CKPTD_RETURN_IF_ERROR(files_.Write(path + ".old", kOldBytes));
     CKPTD_RETURN_IF_ERROR(files_.Write(path + ".hidden", kOldBytes));
@@ -110,27 +113,30 @@ class Trials {
     CKPTD_RETURN_IF_ERROR(files_.MakeDir(path + ".tag"));
     CKPTD_RETURN_IF_ERROR(meeting_.Say(absl::StrCat("ready.", name)));
     CKPTD_RETURN_IF_ERROR(meeting_.HearAll(absl::StrCat("primed.", name)).status());
-    std::map<std::string, int64_t> done;
+    std::map<std::string, Change> changes;
+    int64_t begun_us = NowUs();
     CKPTD_RETURN_IF_ERROR(files_.Rename(path + ".hidden", path + ".name"));
-    done["names"] = NowUs();
+    changes["names"] = {begun_us, NowUs()};
+    begun_us = NowUs();
     CKPTD_RETURN_IF_ERROR(files_.Overwrite(path + ".old", kNewBytes));
-    done["sizes"] = done["bytes"] = NowUs();
+    changes["sizes"] = changes["bytes"] = {begun_us, NowUs()};
+    begun_us = NowUs();
     CKPTD_RETURN_IF_ERROR(files_.Rename(path + ".dir", path + ".tag"));
-    done["renamed directories"] = NowUs();
+    changes["renamed directories"] = {begun_us, NowUs()};
     for (const std::string& node : meeting_.nodes()) {
       if (node == meeting_.self()) continue;
       CKPTD_ASSIGN_OR_RETURN(const std::string saw, meeting_.Hear(node, absl::StrCat("saw.", name)));
-      CKPTD_RETURN_IF_ERROR(Take(node, saw, NowUs(), done));
+      CKPTD_RETURN_IF_ERROR(Take(node, saw, NowUs(), changes));
     }
     return absl::OkStatus();
   }
 
   // What a reader has told: when it said that, whether its handle has survived, and when it saw what.
   absl::Status Take(const std::string& node, const std::string& saw, int64_t heard_us,
-                    std::map<std::string, int64_t>& done) {
+                    const std::map<std::string, Change>& changes) {
     const std::vector<std::string> fields = absl::StrSplit(saw, '\t');
     int64_t said_us = 0;
-    if (fields.size() != 2 + done.size() || !absl::SimpleAtoi(fields[0], &said_us))
+    if (fields.size() != 2 + changes.size() || !absl::SimpleAtoi(fields[0], &said_us))
       return MakeError(absl::StatusCode::kInternal, "NODES_DIFFER",
                        absl::StrCat("node ", node, " runs another version of ckptctl: it says ", saw));
     Note("handle", meeting_.self(), node, fields[1]);
@@ -138,12 +144,13 @@ class Trials {
     const int64_t back = heard_us - said_us;
     if (!reader.least_back || back < *reader.least_back) reader.least_back = back;
     size_t field = 2;
-    for (const auto& [kind, done_us] : done) {
+    for (const auto& [kind, change] : changes) {
       int64_t seen_us = 0;
       if (!absl::SimpleAtoi(fields[field++], &seen_us)) seen_us = 0;
-      reader.seen.push_back({kind, done_us, seen_us});
-      if (seen_us != 0 && (!reader.least_there || seen_us - done_us < *reader.least_there))
-        reader.least_there = seen_us - done_us;
+      reader.seen.push_back({kind, change.done_us, seen_us});
+      // It was not seen before it began.
+      const int64_t there = seen_us - change.begun_us;
+      if (seen_us != 0 && (!reader.least_there || there < *reader.least_there)) reader.least_there = there;
     }
     return absl::OkStatus();
   }

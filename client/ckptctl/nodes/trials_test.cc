@@ -223,6 +223,7 @@ TEST_F(TrialsTest, MeetingNamesTheNodesThatHaveComeWhenOneIsMissing) {
   EXPECT_EQ(ReasonOf(missing), "NODES_MISSING");
   EXPECT_THAT(std::string(missing.message()), HasSubstr("1 of 2 nodes"));
   EXPECT_THAT(std::string(missing.message()), HasSubstr("gpu1"));
+  EXPECT_TRUE(std::filesystem::is_empty(root_));
 }
 
 TEST_F(TrialsTest, MeetingIgnoresWhatAKilledNodeHasLeft) {
