@@ -141,7 +141,11 @@ absl::StatusOr<ExitCode> Doctor(const Context& context, const std::string& root,
   CKPTD_ASSIGN_OR_RETURN(const Handle handle, OpenRootDirectory(path, std::nullopt));
   const ScopedHandle directory(fs.get(), handle);
 
-  std::vector<Finding> findings = JudgeRoot(Probe(*fs, directory.get()));
+  absl::StatusOr<ProbeResult> probe = Probe(*fs, directory.get());
+  // All file systems in user space have one number, by which the probe knows the type.
+  if (const std::string type = MountOf(path).type; probe.ok() && type.rfind("fuse", 0) == 0)
+    probe->file_system = type;
+  std::vector<Finding> findings = JudgeRoot(probe);
   for (Finding& finding : JudgeHost(ReadHostFacts(), MakeUringQueue(kRingDepth).status()))
     findings.push_back(std::move(finding));
   if (nodes.count > 0) {

@@ -18,9 +18,13 @@ namespace {
 constexpr char kShmemEnabled[] = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
 constexpr char kHugePages[] = "/sys/kernel/mm/hugepages/hugepages-2048kB/";
 constexpr int64_t kLittleSpace = int64_t{1} << 30;
-// JuiceFS and others call this much free, or more, where nothing limits them.
-constexpr int64_t kSpaceOfNoLimit = int64_t{1} << 50;
 constexpr int64_t kLittleMemlock = int64_t{1} << 20;
+
+// JuiceFS calls itself a power of two as large, from 1 PiB on, where nothing limits it.
+bool HasNoLimit(const ProbeResult& probe) {
+  const int64_t total = probe.total_bytes;
+  return total >= int64_t{1} << 50 && (total & (total - 1)) == 0;
+}
 
 std::string ReadAll(const std::string& path) {
   std::ifstream file(path);
@@ -164,8 +168,7 @@ std::vector<Finding> JudgeRoot(const absl::StatusOr<ProbeResult>& probe) {
   const bool little = probe->free_bytes < kLittleSpace;
   findings.push_back(
       {little ? Verdict::kWarning : Verdict::kOk, "free space",
-       probe->free_bytes >= kSpaceOfNoLimit ? "unknown: the file system names no limit"
-                                            : HumanBytes(probe->free_bytes),
+       HasNoLimit(*probe) ? "unknown: the file system names no limit" : HumanBytes(probe->free_bytes),
        little ? "free some space: the daemon refuses a save that does not fit, before it copies a byte"
               : ""});
   findings.push_back(Ability(probe->direct_io, "direct I/O", "an aligned write was read back equal",

@@ -89,9 +89,12 @@ TEST(JudgeRoot, RootThatCannotBeUsedIsAFailure) {
 
 TEST(JudgeRoot, FreeSpaceThatNothingLimitsIsUnknown) {
   ProbeResult probe;
-  probe.free_bytes = int64_t{1} << 50;
+  probe.total_bytes = int64_t{1} << 50;
+  probe.free_bytes = probe.total_bytes - 4096;
   EXPECT_EQ(JudgeRoot(probe)[1].subject, "free space");
   EXPECT_THAT(JudgeRoot(probe)[1].what, HasSubstr("unknown"));
+  probe.total_bytes += 4096;  // A large disk.
+  EXPECT_EQ(JudgeRoot(probe)[1].what, "1.0 PiB");
 }
 
 TEST(JudgeRoot, WarnsOfEachMissingAbilityThatHasAFallback) {

@@ -131,7 +131,10 @@ Finding Replaced(const std::vector<Fields>& records) {
   }
   const std::string what = absl::StrCat(reads, " reads: ", missing, " without the file, ", torn,
                                         " of two versions, ", stale, " with ESTALE");
-  if (missing + torn != 0) return {Verdict::kFailure, "replaced file", what, kNotForNodes};
+  if (torn != 0) return {Verdict::kFailure, "replaced file", what, kNotForNodes};
+  if (missing != 0)
+    return {Verdict::kWarning, "replaced file", what,
+            "the daemons look again; programs on other nodes that read pointer files must do so, too"};
   return {Verdict::kOk, "replaced file", stale == 0 ? what : absl::StrCat(what, " (the daemons read again)"),
           ""};
 }

@@ -83,6 +83,16 @@ class ReplacesInTwoSteps : public NodeFiles {
   }
 };
 
+// Shows a part of one version and a part of the next one, but for the last one.
+class MixesVersions : public NodeFiles {
+ public:
+  absl::StatusOr<std::string> Read(const std::string& path) override {
+    absl::StatusOr<std::string> page = NodeFiles::Read(path);
+    if (page.ok() && IsOfTrial(path, ".page") && !page->empty() && page->front() != 'Z') page->back() = '?';
+    return page;
+  }
+};
+
 class OtherInode : public NodeFiles {
  public:
   absl::StatusOr<uint64_t> Inode(const std::string&) override { return 4711; }
@@ -191,8 +201,15 @@ TEST_F(TrialsTest, NamesRenamesOfWhichTwoSucceed) {
   EXPECT_THAT(With(Verdict::kFailure, Examine(&files)), ElementsAre("renames of one name"));
 }
 
-TEST_F(TrialsTest, NamesAReplacementThatIsNotAtomic) {
+TEST_F(TrialsTest, WarnsOfAFileThatIsMissingWhileItIsReplaced) {
   ReplacesInTwoSteps files;
+  const std::vector<Finding> findings = Examine(&files);
+  EXPECT_THAT(With(Verdict::kWarning, findings), ElementsAre("replaced file"));
+  EXPECT_THAT(With(Verdict::kFailure, findings), IsEmpty());
+}
+
+TEST_F(TrialsTest, NamesAReplacementThatShowsTwoVersionsAtOnce) {
+  MixesVersions files;
   EXPECT_THAT(With(Verdict::kFailure, Examine(&files)), ElementsAre("replaced file"));
 }
 
