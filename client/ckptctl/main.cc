@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <functional>
 #include <iostream>
+#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -28,7 +29,7 @@ constexpr char kFooter[] =
     "only one run.\n"
     "Exit status: 0 ok, 1 the expected state does not hold (not found, failed, damaged, not in time), 2 "
     "usage,\n"
-    "3 no daemon answers, 4 refused. docs/ckptctl.md has an example of each command.";
+    "3 no daemon answers, 4 refused, 5 not drained in time. docs/ckptctl.md has an example of each command.";
 
 using Command = std::function<absl::StatusOr<ExitCode>()>;
 
@@ -40,6 +41,10 @@ struct Arguments {
   double timeout = 0, interval = 0.5;
   int64_t sequence = 0;
   int count = 100;
+  double top_interval = 2;
+  double failures = 0;
+  bool once = false;
+  DrainArguments drain;
   bool all = false, verbose = false, until_idle = false, unverified = false, force = false;
   bool there = false, not_there = false;
   RetentionArguments retention;
@@ -59,10 +64,28 @@ CLI::App* Add(CLI::App& app, const std::string& name, const std::string& what, C
   return sub;
 }
 
+// Seconds, or a number with a unit: "90", "110s", "2min", "6h", "30d".
+void AddDuration(CLI::App* command, const std::string& name, double& seconds, const std::string& what) {
+  const std::map<std::string, double> units = {{"s", 1}, {"min", 60}, {"h", 3600}, {"d", 86400}};
+  command->add_option(name, seconds, what + "; seconds, or with the unit s, min, h or d")
+      ->check(CLI::Range(0.0, 1e9))
+      ->transform(
+          CLI::AsNumberWithUnit(units, CLI::AsNumberWithUnit::Options(CLI::AsNumberWithUnit::CASE_SENSITIVE |
+                                                                      CLI::AsNumberWithUnit::UNIT_OPTIONAL)));
+}
+
 void AddLooking(CLI::App& app, const Context& context, Arguments& a, Command* chosen) {
-  Add(app, "status", "Show the daemon, its pool, its runs and what is in flight", chosen, [&] {
-    return ShowStatus(context, a.verbose);
-  })->add_flag("-v,--verbose", a.verbose, "Show everything, and not one screen");
+  CLI::App* status = Add(app, "status", "Show the daemon, its pool, its runs and what is in flight", chosen,
+                         [&] { return a.all ? ShowAllNodes(context) : ShowStatus(context, a.verbose); });
+  CLI::Option* verbose = status->add_flag("-v,--verbose", a.verbose, "Show everything, and not one screen");
+  status->add_flag("--all-nodes", a.all, "Show each node that shares this daemon's etcd, in one line")
+      ->excludes(verbose);
+  CLI::App* top = Add(app, "top", "Show who uses the memory and the disk, again and again until Ctrl-C",
+                      chosen, [&] { return Top(context, a.once, a.top_interval); });
+  top->add_flag("--once", a.once, "Show it once, measured over one interval");
+  top->add_option("--interval", a.top_interval, "Seconds between two measurements, 0.1 to 60")
+      ->check(CLI::Range(0.1, 60.0))
+      ->capture_default_str();
   Add(app, "sessions", "List the connected processes: which ranks they are, and what memory they hold",
       chosen, [&] { return ListSessions(context); });
   CLI::App* list = Add(app, "list", "List committed checkpoints, newest first", chosen,
@@ -80,11 +103,13 @@ void AddLooking(CLI::App& app, const Context& context, Arguments& a, Command* ch
   wait->add_option("NAME", a.name, "The checkpoint")->required();
   wait->add_option("--level", a.level, "staged, sealed or committed")->capture_default_str();
   CLI::App* history = Add(app, "history", "Show the saves, restores and removals of a run, newest first",
-                          chosen, [&] { return History(context, a.run, a.count); });
+                          chosen, [&] { return History(context, a.run, a.count, a.failures); });
   history->add_option("RUN", a.run, "The run")->required();
   history->add_option("-n,--count", a.count, "Show at most so many, 1 to 10000")
       ->check(CLI::Range(1, 10000))
       ->capture_default_str();
+  AddDuration(history, "--mtbf", a.failures,
+              "For the advice: how long the job runs between two failures; default: as the history shows");
   Add(app, "why",
       "Say what has become of a checkpoint: why it failed, is kept, is gone, or is not the latest", chosen,
       [&] { return Why(context, a.name); })
@@ -113,6 +138,13 @@ void AddActing(CLI::App& app, const Context& context, Arguments& a, Command* cho
                         [&] { return Abort(context, a.name, a.message); });
   abort->add_option("NAME", a.name, "The save")->required();
   abort->add_option("--message", a.message, "The reason, which every rank is told");
+  CLI::App* drain = Add(app, "drain",
+                        "Take no new saves, and wait until a restart of the daemon or the machine loses "
+                        "nothing; exit status 5 if --deadline passes before",
+                        chosen, [&] { return Drain(context, a.drain); });
+  AddDuration(drain, "--deadline", a.drain.deadline_seconds, "How long to wait; default 110s");
+  drain->add_option("--message", a.drain.message, "The reason, which status and refused trainers show");
+  drain->add_flag("--undo", a.drain.undo, "Take new saves again");
   CLI::App* adopt = Add(app, "adopt", "Take over finished checkpoints of another program, oldest first",
                         chosen, [&] { return Adopt(context, a.run, a.tags, a.allow_removal); });
   adopt->add_option("ROOT", a.run, "The root, or RUN")->required();

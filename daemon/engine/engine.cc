@@ -1,4 +1,4 @@
-// Public API, ticks, draining.
+// Public API and ticks.
 #include "daemon/engine/engine.h"
 
 #include <algorithm>
@@ -123,17 +123,6 @@ void Engine::Impl::WithCheckpoint(
         if (!run.ok()) return awake(run.status());
         then(*run, tag, std::move(awake));
       });
-}
-
-void Engine::Impl::CheckDrained() {
-  if (!draining_) return;
-  for (const auto& entry : saves_.all()) {
-    if (entry.second->sealed()) return;
-  }
-  for (const auto& entry : runs_.all()) {
-    if (IsRetaining(*entry.second)) return;
-  }
-  for (auto& done : std::exchange(drained_, {})) done();
 }
 
 // ---- the public face
@@ -298,7 +287,11 @@ v1::Status Engine::GetStatus(const Caller& caller) {
   for (v1::Run& closed : impl_->runs_.ClosedRuns(caller)) *status.add_runs() = std::move(closed);
   status.set_sessions(impl_->sessions_.count());
   status.set_draining(impl_->draining_);
+  status.set_written_bytes(impl_->disk_.WrittenBytes());
   status.set_state(impl_->draining_ ? "DRAINING" : degraded ? "DEGRADED" : "SERVING");
+  if (!impl_->operator_drain_) return status;
+  *status.mutable_drain() = impl_->DescribeDrain(caller);
+  status.set_state(!impl_->draining_ && status.drain().drained() ? "DRAINED" : "DRAINING");
   return status;
 }
 
@@ -389,12 +382,6 @@ void Engine::Impl::FreeIdleMemory(Instant now) {
   if (options_.idle_pool <= Duration::zero() || now - pool_idle_since_ < options_.idle_pool) return;
   pool_idle_since_ = now;
   pool_->FreeUnused();
-}
-
-void Engine::Drain(absl::AnyInvocable<void()> done) {
-  impl_->draining_ = true;
-  impl_->drained_.push_back(std::move(done));
-  impl_->CheckDrained();
 }
 
 bool Engine::HasSealedSaves() const {

@@ -115,6 +115,9 @@ class Engine {
                            std::function<void(const absl::Status&)> ended);
   void StopAdoption(int64_t id);  // Of one that has ended: nothing.
 
+  // An operator stops new saves, or undoes that. Answers with the status.
+  absl::StatusOr<v1::Status> SetDrained(const Caller& caller, const v1::DrainRequest& request);
+
   // ---- life
   // No new Begin from now on; `done` when no sealed save is left and what commits pushed out is gone, or
   // could not be removed: perhaps at once.

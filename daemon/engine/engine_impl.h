@@ -1,6 +1,7 @@
 // Engine::Impl wires the engine's classes together, and has those request handlers that concern several of
 // them:
-//   engine.cc               public API, ticks, draining
+//   engine.cc               public API, ticks
+//   drain.cc                draining
 //   wiring.cc               constructs the classes, and connects them
 //   events.cc               what follows from an event, and in which order
 //   checkpoint_requests.cc  describing, listing, opening, locating and pinning checkpoints
@@ -169,6 +170,14 @@ class Engine::Impl {
                    Reply<v1::ResolveSaveResponse> reply);
   void UndeleteCheckpoint(Run* run, const std::string& tag, int64_t sequence, Reply<v1::Checkpoint> reply);
 
+  // drain.cc
+  void CheckDrained();
+  // The error for a save that has not begun. OK: the daemon takes it.
+  absl::Status CheckTakesSaves() const;
+  // What the daemon should finish before it ends, of all users.
+  std::vector<v1::UnfinishedWork> UnfinishedWork() const;
+  v1::DrainStatus DescribeDrain(const Caller& caller) const;
+
   // engine.cc
   // Opens the run if it is closed for being idle.
   template <typename T>
@@ -186,7 +195,6 @@ class Engine::Impl {
                       absl::AnyInvocable<void(Run*, const std::string& tag, Reply<v1::Checkpoint>)> then);
   void Notify(const Save& save);
   void Tick();
-  void CheckDrained();
   // Whether something else than a scrub may want the run's disk.
   bool IsBusy(const Run& run) const;
   // Whether no class would lose anything if the run were closed.
@@ -244,7 +252,14 @@ class Engine::Impl {
   // When memory was last asked for, in use, or given back. An engine may begin with the copies of saves that
   // it has inherited.
   Instant pool_idle_since_ = clock_->Now();
-  bool draining_ = false;
+  // Set while an operator has drained the daemon.
+  struct OperatorDrain {
+    uid_t uid = 0;
+    int64_t unix_us = 0;
+    std::string message;
+  };
+  std::optional<OperatorDrain> operator_drain_;
+  bool draining_ = false;  // The daemon ends.
   std::vector<absl::AnyInvocable<void()>> drained_;
 };
 

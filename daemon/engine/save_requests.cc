@@ -77,10 +77,7 @@ void Engine::Impl::Begin(const Caller& caller, const v1::BeginRequest& request,
                                         request.key().rank(), "; call JoinRun first")));
   }
   if (absl::Status wrong = CheckBegin(request, member->world_size); !wrong.ok()) return reply(wrong);
-  if (draining_) {
-    return reply(MakeError(absl::StatusCode::kUnavailable, reason::kDraining,
-                           "the daemon is ending and takes no new saves; try again when it is back"));
-  }
+  if (draining_) return reply(CheckTakesSaves());
   if ((*run)->read_only) {
     return reply(
         MakeError(absl::StatusCode::kFailedPrecondition, reason::kRootReadOnly,

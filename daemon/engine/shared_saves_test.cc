@@ -316,6 +316,19 @@ TEST_F(SharedSavesTest, EndsWithoutAPartIfThatCouldNotBeOpened) {
   EXPECT_EQ(UsedBytes(), 0);
 }
 
+TEST_F(SharedSavesTest, OtherNodesHearThatThisOneIsDrained) {
+  ASSERT_TRUE(engine_->SetDrained(Caller{.privileged = true}, v1::DrainRequest()).ok());
+  BeginHere();
+  Decide(Phase::kProposed);
+  EXPECT_EQ(Calls().back(), "Fail a NODE_DRAINED");
+  EXPECT_THAT(std::string(nodes_->failed.message()), HasSubstr("takes no new saves: uid 0 has drained it"));
+  nodes_->hooks.released(save_);
+  Decide(Phase::kEnded, nodes_->failed);
+  EXPECT_EQ(begun_[0].reason(), reason::kNodeDrained);
+  EXPECT_EQ(begun_[1].reason(), reason::kNodeDrained);
+  EXPECT_TRUE(engine_->GetStatus(Caller{.privileged = true}).drain().drained());
+}
+
 TEST_F(SharedSavesTest, FailsForItsRanksWhenTheNodesHaveEndedIt) {
   Admit();
   Calls();

@@ -19,10 +19,20 @@ class AdminService final : public v1::Admin::CallbackService {
 
   Unary* GetStatus(Context* call, const v1::GetStatusRequest* request, v1::Status* response) override {
     return AskEngine(context_, call, TokenRule::kOptional, request, response,
-                     [context = context_](Engine& engine, const Caller& caller, const v1::GetStatusRequest&,
-                                          Reply<v1::Status> reply) {
+                     [context = context_](Engine& engine, const Caller& caller,
+                                          const v1::GetStatusRequest& asked, Reply<v1::Status> reply) {
                        v1::Status status = engine.GetStatus(caller);
                        AddClusterStatus(*context, caller, &status);
+                       if (!asked.all_nodes() || !status.has_cluster()) return reply(std::move(status));
+                       context->add_summaries(std::move(status), std::move(reply));
+                     });
+  }
+  Unary* Drain(Context* call, const v1::DrainRequest* request, v1::Status* response) override {
+    return AskEngine(context_, call, TokenRule::kOptional, request, response,
+                     [context = context_](Engine& engine, const Caller& caller, const v1::DrainRequest& asked,
+                                          Reply<v1::Status> reply) {
+                       absl::StatusOr<v1::Status> status = engine.SetDrained(caller, asked);
+                       if (status.ok()) AddClusterStatus(*context, caller, &*status);
                        reply(std::move(status));
                      });
   }

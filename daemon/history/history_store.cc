@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cmath>
 #include <filesystem>
 #include <set>
 #include <span>
@@ -16,6 +17,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "daemon/history/save_outlook.h"
 #include "google/protobuf/util/json_util.h"
 #include "storage/base/checksums/crc32c.h"
 #include "storage/base/errors.h"
@@ -168,6 +170,11 @@ void HistoryStore::Read(RootKey root, v1::GetHistoryRequest request, Reply<v1::G
     return reply(InvalidArgument(
         absl::StrCat("max_entries is ", request.max_entries(), "; allowed are 0 to ", kMaxEntries)));
   }
+  if (!(request.seconds_between_failures() >= 0) || std::isinf(request.seconds_between_failures())) {
+    return reply(
+        InvalidArgument(absl::StrCat("seconds_between_failures is ", request.seconds_between_failures(),
+                                     "; allowed are 0 (as the history shows) and more")));
+  }
   thread_.Submit(
       [this, root = std::move(root), request = std::move(request), reply = std::move(reply)]() mutable {
         options_.post([answer = ReadNow(root, request), reply = std::move(reply)]() mutable {
@@ -187,12 +194,14 @@ absl::StatusOr<v1::GetHistoryResponse> HistoryStore::ReadNow(const RootKey& root
   std::vector<v1::HistoryEntry> entries;  // Oldest first.
   // Twice if a daemon was killed before the root's own record had the save: the first one knows more.
   std::set<std::pair<int64_t, int>> seen;
+  OutlookMaker outlook;
   for (size_t begin = 0; begin < text->size();) {
     const size_t end = std::min(text->find('\n', begin), text->size());
     v1::HistoryEntry entry;
     const bool is_entry = Parse(std::string_view(*text).substr(begin, end - begin), &entry);
     begin = end + 1;
     if (!is_entry) continue;
+    outlook.Add(entry);
     if (!response.has_begin_time()) *response.mutable_begin_time() = entry.time();
     if (!request.tag().empty() && entry.tag() != request.tag()) continue;
     if (entry.kind() == v1::HistoryEntry::SAVE && entry.sequence() > 0 &&
@@ -203,6 +212,7 @@ absl::StatusOr<v1::GetHistoryResponse> HistoryStore::ReadNow(const RootKey& root
   const size_t most = request.max_entries() == 0 ? kDefaultEntries : request.max_entries();
   const size_t count = std::min(most, entries.size());
   for (size_t i = 0; i < count; ++i) *response.add_entries() = std::move(entries[entries.size() - 1 - i]);
+  if (auto made = outlook.Make(request.seconds_between_failures())) *response.mutable_outlook() = *made;
   return response;
 }
 

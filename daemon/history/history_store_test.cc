@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <future>
@@ -154,6 +155,30 @@ TEST_F(HistoryStoreTest, AnswersOfOneTagAndSoManyEntries) {
   request.set_max_entries(10001);
   EXPECT_EQ(Ask(request).status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(Ask(request).status().message()), HasSubstr("10001"));
+}
+
+TEST_F(HistoryStoreTest, AnswersWithTheOutlookOfTheWholeHistoryWhateverWasAskedFor) {
+  EXPECT_FALSE(Ask()->has_outlook());
+  for (int64_t i = 1; i <= 3; ++i) {
+    SaveSummary save = Save(i);
+    save.checkpoint.set_attempt(1);
+    save.committed_seconds = 3;
+    store_->Add({1000, 7, "/data/ckpts"}, EntryOf(save, kTime + i * 600'000'000));
+  }
+  v1::GetHistoryRequest request;
+  request.set_tag("step_1");
+  request.set_max_entries(1);
+  request.set_seconds_between_failures(86400);
+  const v1::SaveOutlook outlook = Ask(request)->outlook();
+  EXPECT_EQ(outlook.saves(), 3);
+  EXPECT_EQ(outlook.durable_seconds(), 3);
+  EXPECT_EQ(outlook.interval_seconds(), 600);
+  EXPECT_EQ(outlook.seconds_between_failures(), 86400);
+  EXPECT_THAT(outlook.advice(), HasSubstr("(now every 10 min)"));
+  for (const double wrong : {-1.0, std::nan(""), HUGE_VAL}) {
+    request.set_seconds_between_failures(wrong);
+    EXPECT_EQ(ReasonOf(Ask(request).status()), "INVALID_ARGUMENT") << wrong;
+  }
 }
 
 TEST_F(HistoryStoreTest, PassesOverALineThatWasCutOffOrDamaged) {

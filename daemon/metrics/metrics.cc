@@ -78,7 +78,8 @@ void AddDaemon(const v1::Status& status, std::vector<prometheus::MetricFamily>& 
   AddGauge(families, "ckptd_start_time_seconds", "When the daemon started, Unix time.",
            Seconds(status.start_time()));
   AddGauge(families, "ckptd_sessions", "Connected trainer processes.", status.sessions());
-  AddGauge(families, "ckptd_draining", "1 while the daemon takes no new saves.", status.draining() ? 1 : 0);
+  AddGauge(families, "ckptd_draining", "1 while the daemon takes no new saves.",
+           status.draining() || status.has_drain() ? 1 : 0);
   const v1::PoolStatus& pool = status.pool();
   AddGauge(families, "ckptd_pool_total_bytes", "Memory budget for segments.",
            static_cast<double>(pool.total_bytes()), {{"pages", pool.pages()}});

@@ -81,6 +81,13 @@ TEST(Metrics, CountsFromZeroSoThatAnAlertSeesTheFirstEvent) {
   EXPECT_THAT(metrics.Render({}, 0), HasSubstr("ckptd_history_dropped_entries_total 1\n"));
 }
 
+TEST(Metrics, ShowsThatTheDaemonIsDrainedByAnOperator) {
+  v1::Status status;
+  EXPECT_THAT(DaemonMetrics().Render(status, 0), HasSubstr("ckptd_draining 0\n"));
+  status.mutable_drain()->set_drained(true);
+  EXPECT_THAT(DaemonMetrics().Render(status, 0), HasSubstr("ckptd_draining 1\n"));
+}
+
 TEST(Metrics, CountsRestoresOfEachRunByWhetherAllWasRead) {
   DaemonMetrics metrics;
   RestoreSummary restore;

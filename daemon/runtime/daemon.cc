@@ -284,7 +284,8 @@ absl::Status Daemon::StartEngine(Inheritance inheritance) {
   loop_->Start(
       [this] {
         engine_->Tick();
-        if (cluster_ != nullptr) cluster_->OnTick();
+        if (cluster_ != nullptr)
+          cluster_->OnTick([this] { return engine_->GetStatus({.uid = ::geteuid(), .privileged = true}); });
         sealed_saves_ = engine_->HasSealedSaves();
       },
       kTick);
@@ -353,7 +354,12 @@ absl::Status Daemon::StartServers() {
   const auto& container_roots = config_.security().container_roots();
   context_.container_roots = {container_roots.begin(), container_roots.end()};
   context_.call_limits = &call_limits_;
-  if (cluster_ != nullptr) context_.cluster_status = [this] { return DescribeCluster(); };
+  if (cluster_ != nullptr) {
+    context_.cluster_status = [this] { return DescribeCluster(); };
+    context_.add_summaries = [this](v1::Status status, Reply<v1::Status> reply) {
+      cluster_->AddSummaries(std::move(status), std::move(reply));
+    };
+  }
   context_.make_attachment = [this](UniqueFd directory, const std::string& path, const FileUser& user) {
     return attacher_->Attach(std::move(directory), path, user);
   };

@@ -7,8 +7,8 @@ if ! said=$(ckptctl --timeout=20 status 2>&1); then
     echo "ckptd on $(hostname) does not answer: $said" >&2
     exit 1
 fi
-# The first line has the state: SERVING, DRAINING, or DEGRADED, which may be due to another job's disk alone.
-if [[ "${said%%$'\n'*}" == *DRAINING* ]]; then
-    echo "ckptd on $(hostname) is ending: ${said%%$'\n'*}" >&2
+# The first line has the state: SERVING, DRAINING, DRAINED, or DEGRADED, which may be due to another job's disk alone.
+if [[ "${said%%$'\n'*}" == *DRAIN[IE]* ]]; then
+    echo "ckptd on $(hostname) is ending or drained: ${said%%$'\n'*}" >&2
     exit 1
 fi

@@ -98,6 +98,8 @@ inline constexpr char kAdmissionTimeout[] = "ADMISSION_TIMEOUT";
 inline constexpr char kRanksMissing[] = "RANKS_MISSING";
 // The daemon is ending.
 inline constexpr char kDraining[] = "DRAINING";
+// An operator has drained the daemon: it takes no new saves until that is undone.
+inline constexpr char kNodeDrained[] = "NODE_DRAINED";
 // A rank or an operator aborted the save.
 inline constexpr char kSaveAborted[] = "SAVE_ABORTED";
 // The session ended before its part was sealed, or before its call was answered.

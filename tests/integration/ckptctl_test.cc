@@ -183,6 +183,54 @@ TEST_F(CkptctlTest, AbortEndsSaveAndTrainerReceivesMessage) {
   EXPECT_THAT(waited.out, HasSubstr("FAILED: SAVE_ABORTED"));
 }
 
+TEST_F(CkptctlTest, DrainEndsWhenNothingIsUnderWayAndUndoTakesSavesAgain) {
+  Commit("step_1", 1);
+  const ProgramResult drained = Ctl({"drain", "--message", "a new kernel"});
+  EXPECT_EQ(drained.status, 0) << drained.err;
+  EXPECT_THAT(drained.out, AllOf(HasSubstr("DRAINED after"), HasSubstr("nothing is lost")));
+  EXPECT_THAT(Ctl({"status"}).out, AllOf(HasSubstr(", DRAINED for"), HasSubstr("(a new kernel)")));
+  const absl::Status refused = run_.Save({.tag = "step_2"}, {}).status();
+  EXPECT_EQ(ReasonOf(refused), "NODE_DRAINED") << refused;
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("a new kernel"));
+  EXPECT_EQ(Ctl({"drain", "--undo"}).status, 0);
+  Commit("step_2", 2);
+}
+
+TEST_F(CkptctlTest, DrainExitsWithFiveAtItsDeadlineAndSaysWhatWouldBeLost) {
+  absl::StatusOr<Part> part = run_.Begin({.tag = "step_1"});
+  ASSERT_TRUE(part.ok()) << part.status();
+  const ProgramResult early = Ctl({"drain", "--deadline=0.2s"});
+  EXPECT_EQ(early.status, 5) << early.err;
+  EXPECT_THAT(early.out, AllOf(HasSubstr("NOT DRAINED"), HasSubstr(root_ + "/step_1"),
+                               HasSubstr("ranks 0 to seal"), HasSubstr("lost: not all ranks")));
+  EXPECT_THAT(early.err, HasSubstr("still under way"));
+  const auto status = Json<v1::Status>({"status"});
+  EXPECT_EQ(status.state(), "DRAINING");
+  ASSERT_TRUE(part->Seal().ok()) << "what was begun goes on";
+  EXPECT_EQ(Ctl({"drain", "--deadline=1min"}).status, 0);
+  const auto drained = Json<v1::Status>({"drain", "--deadline=60"});
+  EXPECT_TRUE(drained.drain().drained());
+  EXPECT_EQ(drained.runs(0).latest().tag(), "step_1");
+  EXPECT_EQ(Ctl({"drain", "--deadline=soon"}).status, 2);
+}
+
+TEST_F(CkptctlTest, TopShowsSavesRunsAndSessionsOnceForScripts) {
+  absl::StatusOr<Part> part = run_.Begin({.tag = "step_1"});
+  ASSERT_TRUE(part.ok()) << part.status();
+  ASSERT_TRUE(part->AddFile("f", 5000).ok());
+  const ProgramResult top = Ctl({"top", "--once", "--interval=0.1"});
+  EXPECT_EQ(top.status, 0) << top.err;
+  EXPECT_THAT(top.out, AllOf(HasSubstr("SERVING, 1 session; saves write"), HasSubstr(root_ + "/step_1"),
+                             HasSubstr("ranks 0 to seal"), HasSubstr("MEMORY"), Not(HasSubstr("\x1b"))));
+  EXPECT_EQ(Json<v1::Status>({"top", "--once", "--interval=0.1"}).runs(0).in_flight(0).tag(), "step_1");
+}
+
+TEST_F(CkptctlTest, AllNodesIsRefusedWhereThereAreNone) {
+  const ProgramResult result = Ctl({"status", "--all-nodes"});
+  EXPECT_EQ(result.status, 4);
+  EXPECT_THAT(result.err, HasSubstr("no block cluster"));
+}
+
 TEST_F(CkptctlTest, WatchUntilIdleEndsAfterLastSave) {
   EXPECT_EQ(Ctl({"watch", "--until-idle"}).status, 0);  // Nothing in flight.
   absl::StatusOr<Part> part = run_.Begin({.tag = "step_1"});

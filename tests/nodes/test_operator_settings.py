@@ -1,5 +1,6 @@
 """What an operator asks of any node of a run, and what all nodes comply with from then on, over restarts of all daemons."""
 
+import json
 import signal
 
 from launches import Launch, words
@@ -86,3 +87,41 @@ def test_request_is_carried_out_by_the_next_coordinator_if_the_first_one_has_end
     coordinator.end(signal.SIGKILL)
     follower.ask("delete", f"{cluster.root}/step_1")
     assert tags(cluster.root) == ["step_2"]
+
+
+def test_save_that_needs_a_drained_node_is_refused_on_all_ranks_with_that_node_and_reason(cluster):
+    job = Launch("first", cluster.root, cluster.nodes)
+    assert words(job.save("step_1", 1)) == {"committed"}
+    drained = cluster.followers()[0]
+    assert "DRAINED after" in drained.ask("drain", "--message=a new kernel").stdout
+    refused = job.save("step_2", 2)
+    assert words(refused) == {"NODE_DRAINED"}
+    for outcome in refused.values():
+        assert f'node "{drained.name}" takes no new saves: uid 0 has drained it' in outcome.message
+        assert "(a new kernel)" in outcome.message
+    assert "DRAINED" in drained.ask("status").stdout
+    assert tags(cluster.root) == ["step_1"]
+    drained.ask("drain", "--undo")
+    assert words(job.save("step_3", 3)) == {"committed"}
+    job.close()
+
+
+def test_any_node_shows_how_all_nodes_are(cluster):
+    job = Launch("first", cluster.root, cluster.nodes)
+    assert words(job.save("step_1", 1)) == {"committed"}
+    asked, other = cluster.followers()
+    other.ask("drain", "--message=a new kernel")
+
+    def reports():
+        status = json.loads(asked.ask("status", "--all-nodes", "--output=json", check=False).stdout)
+        return {node["name"]: (node["summary"] or {}).get("state") for node in status["cluster"]["nodes"]}
+
+    expected = {node.name: "DRAINED" if node is other else "SERVING" for node in cluster.nodes}
+    until_equal(reports, expected, "the reports of all nodes")
+    shown = asked.ask("status", "--all-nodes")
+    assert shown.returncode == 0
+    assert "drained by uid 0: a new kernel" in shown.stdout
+    other.end(signal.SIGTERM)
+    until(lambda: "NOT REGISTERED" in asked.ask("status", "--all-nodes", check=False).stdout, "the loss of a node")
+    assert asked.ask("status", "--all-nodes", check=False).returncode == 1
+    job.close()

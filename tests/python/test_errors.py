@@ -72,6 +72,7 @@ S = grpc.StatusCode
         (S.ABORTED, "SUPERSEDED", ckptd.Superseded),
         (S.ABORTED, "SKIPPED", ckptd.Skipped),
         (S.UNAVAILABLE, "DRAINING", ckptd.Unavailable),
+        (S.FAILED_PRECONDITION, "NODE_DRAINED", ckptd.Busy),
         (S.NOT_FOUND, "NO_CHECKPOINT", ckptd.NotFound),
         (S.DATA_LOSS, "CORRUPT_FILE", ckptd.Corrupt),
         (S.UNKNOWN, "INDETERMINATE", ckptd.Indeterminate),

@@ -162,6 +162,23 @@ absl::StatusOr<ExitCode> ShowStatus(const Context& context, bool verbose) {
   return kOk;
 }
 
+absl::StatusOr<ExitCode> ShowAllNodes(const Context& context) {
+  CKPTD_ASSIGN_OR_RETURN(std::unique_ptr<client::Rpc> rpc, Connect(context));
+  CKPTD_ASSIGN_OR_RETURN(v1::Status status, rpc->GetStatus(CallTimeout(context), /*all_nodes=*/true));
+  if (!status.has_cluster()) {
+    return absl::FailedPreconditionError(
+        "this daemon shows no other nodes: its configuration has no block cluster, or you are neither root "
+        "nor "
+        "its user; ckptctl status shows this node alone");
+  }
+  if (context.json) {
+    *context.out << ToJson(status);
+  } else {
+    WriteText(context, RenderAllNodes(status.cluster(), NowMicros()));
+  }
+  return AllNodesReport(status.cluster()) ? kOk : kNotSo;
+}
+
 absl::StatusOr<ExitCode> ListSessions(const Context& context) {
   CKPTD_ASSIGN_OR_RETURN(std::unique_ptr<client::Rpc> rpc, Connect(context));
   CKPTD_ASSIGN_OR_RETURN(v1::ListSessionsResponse sessions, rpc->ListSessions(CallTimeout(context)));

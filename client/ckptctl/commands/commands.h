@@ -31,6 +31,8 @@ void WriteText(const Context& context, const std::string& text);
 // commands.cc
 // A screen, or with `verbose` everything. JSON is always everything.
 absl::StatusOr<ExitCode> ShowStatus(const Context& context, bool verbose);
+// How the nodes are that share this daemon's etcd. kNotSo if one is missing or has not reported.
+absl::StatusOr<ExitCode> ShowAllNodes(const Context& context);
 absl::StatusOr<ExitCode> ListSessions(const Context& context);
 // `run` may be empty: all runs. A root that the daemon does not know, or that no daemon can be asked about,
 // is read from disk; so is a checkpoint of Describe.
@@ -56,10 +58,22 @@ absl::StatusOr<ExitCode> Undelete(const Context& context, const std::string& nam
 // A save whose outcome nobody knows is a checkpoint, or is none.
 absl::StatusOr<ExitCode> ResolveSave(const Context& context, const std::string& name, bool is_checkpoint);
 
-// history.cc: the newest `count` entries.
-absl::StatusOr<ExitCode> History(const Context& context, const std::string& run, int count);
+// history.cc: the newest `count` entries, and how often to save. `seconds_between_failures` 0: as they show.
+absl::StatusOr<ExitCode> History(const Context& context, const std::string& run, int count,
+                                 double seconds_between_failures);
 // history.cc: what has become of a checkpoint. kNotSo if it is no whole one, and none is on its way.
 absl::StatusOr<ExitCode> Why(const Context& context, const std::string& name);
+
+// drain.cc: kNotDrained if work is still under way at the deadline.
+struct DrainArguments {
+  bool undo = false;
+  std::string message;
+  double deadline_seconds = 110;  // Less than the 2 min that most service managers and schedulers wait.
+};
+absl::StatusOr<ExitCode> Drain(const Context& context, const DrainArguments& arguments);
+
+// top.cc: `once`: one screen, after one interval. Else until Ctrl-C.
+absl::StatusOr<ExitCode> Top(const Context& context, bool once, double interval_seconds);
 
 // adopt.cc: adopts all of a run's foreign checkpoints, or those in `tags`. kRefused if one was refused.
 absl::StatusOr<ExitCode> Adopt(const Context& context, const std::string& run,

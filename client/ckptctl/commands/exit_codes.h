@@ -13,6 +13,7 @@ enum ExitCode {
   kUsage = 2,        // The command line is wrong.
   kUnreachable = 3,  // No daemon answers.
   kRefused = 4,      // Not permitted, or not possible in the present state.
+  kNotDrained = 5,   // The daemon has not finished what it had begun, at the deadline of `drain`.
 };
 
 inline ExitCode ExitCodeFor(const absl::Status& status) {

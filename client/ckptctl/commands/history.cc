@@ -75,19 +75,23 @@ std::string WhyJson(const std::string& name, const TagFacts& facts, const WhyAns
 
 }  // namespace
 
-absl::StatusOr<ExitCode> History(const Context& context, const std::string& name, int count) {
+absl::StatusOr<ExitCode> History(const Context& context, const std::string& name, int count,
+                                 double seconds_between_failures) {
   CKPTD_ASSIGN_OR_RETURN(std::unique_ptr<client::Rpc> rpc, Connect(context));
   CKPTD_ASSIGN_OR_RETURN(v1::ListRunsResponse runs, rpc->ListRuns(CallTimeout(context)));
   CKPTD_ASSIGN_OR_RETURN(const v1::Run run, FindRun(runs, name));
   v1::GetHistoryRequest request;
   request.set_run(run.name());
   request.set_max_entries(count);
+  request.set_seconds_between_failures(seconds_between_failures);
   CKPTD_ASSIGN_OR_RETURN(v1::GetHistoryResponse history, rpc->GetHistory(request, CallTimeout(context)));
   if (context.json) {
     *context.out << ToJson(history);
     return kOk;
   }
   WriteText(context, RenderHistory(history));
+  if (!history.outlook().advice().empty())
+    *context.out << "advice: " << OneLine(history.outlook().advice()) << "\n";
   const int shown = history.entries_size();
   if (shown == count) *context.err << "ckptctl: the newest " << shown << " entries; --count shows more\n";
   return kOk;

@@ -217,8 +217,16 @@ std::string RenderCluster(const v1::ClusterStatus& cluster, int64_t now_us, bool
 }
 
 std::string RenderDaemon(const v1::Status& status, int64_t now_us) {
-  return absl::StrCat("ckptd ", status.daemon_version(), ", ", status.state(), " for ",
-                      Age(status.start_time(), now_us), ", ", Plural(status.sessions(), "session"), "\n");
+  std::string text =
+      absl::StrCat("ckptd ", status.daemon_version(), ", ", status.state(), " for ",
+                   Age(status.start_time(), now_us), ", ", Plural(status.sessions(), "session"), "\n");
+  if (!status.has_drain()) return text;
+  const v1::DrainStatus& drain = status.drain();
+  absl::StrAppend(&text, "drained by uid ", drain.uid(), " ", Age(drain.time(), now_us), " ago",
+                  drain.message().empty() ? "" : absl::StrCat(" (", OneLine(drain.message()), ")"),
+                  ": takes no new saves until its restart or ckptctl drain --undo; ",
+                  drain.drained() ? "nothing is under way" : "work is under way", "\n");
+  return text;
 }
 
 }  // namespace
@@ -271,6 +279,51 @@ std::string RenderStatus(const v1::Status& status, int64_t now_us) {
   for (const v1::Run& run : status.runs()) absl::StrAppend(&text, "\n", RenderRun(run, now_us));
   if (status.runs().empty()) absl::StrAppend(&text, "\nno runs\n");
   return text;
+}
+
+bool AllNodesReport(const v1::ClusterStatus& cluster) {
+  const auto reports = [](const v1::ClusterNode& node) { return node.has_summary(); };
+  return cluster.lost_nodes().empty() && !cluster.has_nodes_error() && !cluster.has_summaries_error() &&
+         std::all_of(cluster.nodes().begin(), cluster.nodes().end(), reports);
+}
+
+std::string RenderAllNodes(const v1::ClusterStatus& cluster, int64_t now_us) {
+  Table table({"NODE", "HOST", "VERSION", "STATE", "POOL", "USED", "SESSIONS", "RUNS", "SAVES", "OLDEST",
+               "REPORTED", ""});
+  const auto add = [&](const v1::ClusterNode& node) {
+    const v1::NodeSummary& summary = node.summary();
+    if (!node.has_summary()) {
+      table.Add({Printable(node.name()), Printable(node.host()), Printable(node.daemon_version()),
+                 "NO REPORT", "-", "-", "-", "-", "-", "-", "-", ""});
+      return;
+    }
+    std::vector<std::string> remarks;
+    if (!summary.drain().empty()) remarks.push_back(absl::StrCat("drained ", summary.drain()));
+    if (summary.roots_in_trouble() > 0)
+      remarks.push_back(Plural(summary.roots_in_trouble(), "root") + " in trouble");
+    if (summary.damaged_checkpoints() > 0)
+      remarks.push_back(absl::StrCat(summary.damaged_checkpoints(), " DAMAGED"));
+    table.Add({Printable(node.name()), Printable(node.host()), Printable(node.daemon_version()),
+               Printable(summary.state()), HumanBytes(summary.pool_total_bytes()),
+               HumanBytes(summary.pool_used_bytes()), absl::StrCat(summary.sessions()),
+               absl::StrCat(summary.runs()), absl::StrCat(summary.saves_in_flight()),
+               summary.has_oldest_save_time() ? Age(summary.oldest_save_time(), now_us) : "-",
+               absl::StrCat(Age(summary.time(), now_us), " ago"), OneLine(absl::StrJoin(remarks, "; "))});
+  };
+  for (const std::string& name : cluster.lost_nodes())
+    table.Add({Printable(name), "-", "-", "NOT REGISTERED", "-", "-", "-", "-", "-", "-", "-", ""});
+  const auto is_well = [](const v1::ClusterNode& node) { return node.summary().state() == "SERVING"; };
+  for (const bool well : {false, true}) {
+    for (const v1::ClusterNode& node : cluster.nodes()) {
+      if (is_well(node) == well) add(node);
+    }
+  }
+  std::string text;
+  if (cluster.has_nodes_error())
+    absl::StrAppend(&text, "the nodes are unknown: ", ErrorText(cluster.nodes_error()), "\n");
+  if (cluster.has_summaries_error())
+    absl::StrAppend(&text, "their reports are unknown: ", ErrorText(cluster.summaries_error()), "\n");
+  return absl::StrCat(text, table.empty() ? "no nodes are registered\n" : table.ToString());
 }
 
 std::string RenderTrash(const v1::ListTrashResponse& trash, int64_t now_us) {

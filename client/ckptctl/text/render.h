@@ -16,6 +16,10 @@ namespace ckptd::ctl {
 std::string RenderStatus(const v1::Status& status, int64_t now_us);  // Everything.
 // One or two lines for each run, those with trouble or a save in flight first, for at most 15 runs.
 std::string RenderStatusSummary(const v1::Status& status, int64_t now_us);
+// A line for each node. Those that are not well come first, and nodes that are missing first of all.
+std::string RenderAllNodes(const v1::ClusterStatus& cluster, int64_t now_us);
+// Whether every known node is registered and has reported how it is.
+bool AllNodesReport(const v1::ClusterStatus& cluster);
 // The last one deleted first.
 std::string RenderTrash(const v1::ListTrashResponse& trash, int64_t now_us);
 // One line for each rank of each session, the largest holders of memory first.

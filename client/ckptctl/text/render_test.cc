@@ -54,6 +54,40 @@ TEST(RenderStatus, ShowsPoolRunsAndSavesInFlight) {
   EXPECT_THAT(text, HasSubstr("step_110   110   OPEN   250 B    1000 B  25 %  missing 1  2 s\n"));
 }
 
+TEST(RenderAllNodes, ShowsTheNodesThatAreMissingAndThoseInTroubleFirst) {
+  auto cluster = Parse<v1::ClusterStatus>(R"(
+    node: "a" lost_nodes: "d"
+    nodes { name: "a" host: "ha" daemon_version: "0.2.0" summary {
+      state: "SERVING" time { seconds: 999999996 } pool_total_bytes: 4194304 pool_used_bytes: 1048576 sessions: 8 runs: 2
+      saves_in_flight: 1 oldest_save_time { seconds: 999999990 } } }
+    nodes { name: "b" host: "hb" daemon_version: "0.1.0" }
+    nodes { name: "c" host: "hc" daemon_version: "0.2.0" summary {
+      state: "DRAINED" time { seconds: 999999940 } drain: "by uid 0: a new kernel" damaged_checkpoints: 2 } })");
+  EXPECT_EQ(
+      RenderAllNodes(cluster, kNowUs),
+      "NODE  HOST  VERSION  STATE           POOL     USED     SESSIONS  RUNS  SAVES  OLDEST  REPORTED\n"
+      "d     -     -        NOT REGISTERED  -        -        -         -     -      -       -\n"
+      "b     hb    0.1.0    NO REPORT       -        -        -         -     -      -       -\n"
+      "c     hc    0.2.0    DRAINED         0 B      0 B      0         0     0      -       1 min 0 s ago"
+      "  drained by uid 0: a new kernel; 2 DAMAGED\n"
+      "a     ha    0.2.0    SERVING         4.0 MiB  1.0 MiB  8         2     1      10 s    4 s ago\n");
+  EXPECT_FALSE(AllNodesReport(cluster));
+  cluster.clear_lost_nodes();
+  EXPECT_FALSE(AllNodesReport(cluster)) << "b has not reported";
+  *cluster.mutable_nodes(1)->mutable_summary() = cluster.nodes(0).summary();
+  EXPECT_TRUE(AllNodesReport(cluster));
+}
+
+TEST(RenderStatus, SaysWhoDrainedTheDaemonAndWhatToDo) {
+  const auto status = Parse<v1::Status>(R"(
+    daemon_version: "0.2.0" state: "DRAINING" start_time { seconds: 999999940 }
+    drain { uid: 0 message: "a new kernel" time { seconds: 999999990 } })");
+  EXPECT_THAT(
+      RenderStatusSummary(status, kNowUs),
+      HasSubstr("drained by uid 0 10 s ago (a new kernel): takes no new saves until its restart or ckptctl "
+                "drain --undo; work is under way\n"));
+}
+
 TEST(RenderStatusSummary, HasOneOrTwoLinesForEachRunThoseWithTroubleFirst) {
   const auto status = Parse<v1::Status>(R"(
     daemon_version: "0.1.0" state: "SERVING" sessions: 1 start_time { seconds: 999999940 }

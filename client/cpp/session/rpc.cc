@@ -152,8 +152,13 @@ absl::StatusOr<v1::CloseCheckpointResponse> Rpc::CloseCheckpoint(const v1::Close
                                                                  Duration timeout) {
   return impl_->Call(impl_->checkpoints(), &CheckpointsStub::CloseCheckpoint, request, timeout);
 }
-absl::StatusOr<v1::Status> Rpc::GetStatus(Duration timeout) {
-  return impl_->Call(impl_->admin(), &AdminStub::GetStatus, v1::GetStatusRequest(), timeout);
+absl::StatusOr<v1::Status> Rpc::GetStatus(Duration timeout, bool all_nodes) {
+  v1::GetStatusRequest request;
+  request.set_all_nodes(all_nodes);
+  return impl_->Call(impl_->admin(), &AdminStub::GetStatus, request, timeout);
+}
+absl::StatusOr<v1::Status> Rpc::Drain(const v1::DrainRequest& request, Duration timeout) {
+  return impl_->Call(impl_->admin(), &AdminStub::Drain, request, timeout);
 }
 absl::StatusOr<v1::ListRunsResponse> Rpc::ListRuns(Duration timeout) {
   return impl_->Call(impl_->admin(), &AdminStub::ListRuns, v1::ListRunsRequest(), timeout);

@@ -57,7 +57,8 @@ class Rpc {
   absl::Status Watch(const v1::WatchRequest& request, Duration timeout,
                      const std::function<bool(const v1::WatchResponse&)>& event);
 
-  absl::StatusOr<v1::Status> GetStatus(Duration timeout);
+  absl::StatusOr<v1::Status> GetStatus(Duration timeout, bool all_nodes = false);
+  absl::StatusOr<v1::Status> Drain(const v1::DrainRequest& request, Duration timeout);
   absl::StatusOr<v1::ListRunsResponse> ListRuns(Duration timeout);
   absl::StatusOr<v1::ListSessionsResponse> ListSessions(Duration timeout);
   absl::StatusOr<v1::Checkpoint> Pin(const v1::PinRequest& request, Duration timeout);

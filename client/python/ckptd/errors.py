@@ -44,7 +44,7 @@ class NoSpace(Refused):
 
 
 class Busy(Refused):
-    """There was no room before the timeout, or the daemon is at a limit. Trying again later may help."""
+    """There was no room before the timeout, or the daemon is at a limit or drained. Trying again later may help."""
 
 
 class Fenced(CkptdError):
@@ -106,6 +106,7 @@ _BY_REASON: Dict[str, Type[CkptdError]] = {
     "PREFETCH_BUSY": Busy,
     "TOO_MANY_SESSIONS": Busy,
     "LIMIT_EXCEEDED": Busy,
+    "NODE_DRAINED": Busy,
     "FILE_SYSTEM_HANGS": Busy,
     "WAIT_TIMEOUT": WaitTimeout,
     "SKIPPED": Skipped,

@@ -60,6 +60,13 @@ int64_t DiskRoom::WrittenBytes(uint64_t device) const {
   return written;
 }
 
+int64_t DiskRoom::WrittenBytes() const {
+  int64_t written = 0;
+  for (const auto& [device, bytes] : written_by_ended_) written += bytes;
+  for (const auto& [id, save] : saves_->all()) written += WrittenBy(*save);
+  return written;
+}
+
 // ---- reserving
 
 int64_t DiskRoom::NeededBytes(const Save& save) const {

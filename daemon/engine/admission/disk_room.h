@@ -49,6 +49,8 @@ class DiskRoom {
   void Remember(const Run* run, const Measurement& measured);
   // The free space that a scan has found. Its Measurement began when the scan did.
   void SetFreeBytes(const Run* run, int64_t bytes) { states_.Of(run).measured.free_bytes = bytes; }
+  // By all saves of this daemon so far.
+  int64_t WrittenBytes() const;
   void SetWrittenBefore(const Run* run, int64_t bytes) { states_.Of(run).measured.written_bytes = bytes; }
   int64_t measured_free_bytes(const Run& run) const { return states_.Of(&run).measured.free_bytes; }
 

@@ -8,6 +8,7 @@
 #include "daemon/engine/run/catalog.h"
 #include "storage/base/errors.h"
 #include "storage/base/reasons.h"
+#include "storage/base/status_macros.h"
 #include "storage/format/names.h"
 
 namespace ckptd {
@@ -83,9 +84,7 @@ absl::Status AdoptionJobs::CheckStart(const Run& run, const v1::AdoptCheckpoints
     return InvalidArgument(absl::StrCat("tags names ", request.tags_size(), " checkpoints; at most ",
                                         kMaxTags, ", or none for all of them"));
   }
-  if (hooks_.is_draining())
-    return MakeError(absl::StatusCode::kUnavailable, reason::kDraining,
-                     "the daemon is ending; ask the next one");
+  CKPTD_RETURN_IF_ERROR(hooks_.check_takes_work());
   if (IsActive(run)) {
     return MakeError(absl::StatusCode::kFailedPrecondition, reason::kAdopting,
                      absl::StrCat("checkpoints of ", run.path,

@@ -41,7 +41,8 @@ class AdoptionJobs {
   };
   struct Hooks {
     DescribeCheckpoint describe;
-    std::function<bool()> is_draining;
+    // The error for a job that has not begun, while the daemon ends or is drained.
+    std::function<absl::Status()> check_takes_work;
     std::function<std::vector<SaveInFlight>(const Run&)> saves_in_flight;
     std::function<std::optional<int>(const Run&)> kept_last;
     std::function<void(Run*, PointerFiles)> pointers_changed;

@@ -37,7 +37,7 @@ class AdoptionJobsTest : public ClassTest {
       this,
       {.describe = [](const Run& run,
                       const CommittedCheckpoint& committed) { return ToWire(run, committed, {}); },
-       .is_draining = [] { return false; },
+       .check_takes_work = [] { return absl::OkStatus(); },
        .saves_in_flight = [this](const Run&) { return saves_in_flight_; },
        .kept_last = [this](const Run&) { return kept_; },
        .pointers_changed = [](Run*, PointerFiles) {},

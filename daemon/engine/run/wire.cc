@@ -66,6 +66,7 @@ void SetParts(const Save& save, v1::View view, v1::Checkpoint* checkpoint) {
   checkpoint->set_file_count(counter.files());
   checkpoint->set_written_bytes(save.level() == v1::COMMITTED ? counter.bytes()
                                                               : std::min(counter.bytes(), written));
+  if (save.phase() < SavePhase::kAdmitted) checkpoint->set_waits_for(save.waits_for_words);
 }
 
 }  // namespace

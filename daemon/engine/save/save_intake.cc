@@ -177,6 +177,10 @@ void SaveIntake::OnActivated(Pending begin) {
       run == nullptr ? nullptr : hooks_.find_member(run, begin.session, begin.request.key().rank());
   if (member == nullptr) return begin.reply(SessionLost());
   if (JoinExisting(run, *member, begin)) return;
+  // The ranks of other nodes have to hear it, too: AskTarget ends the save for all of them.
+  const bool is_shared = run->authority->may_span_nodes();
+  if (absl::Status refused = hooks_.check_takes_saves(); !refused.ok() && !is_shared)
+    return begin.reply(refused);
   AskSequence(run, *member, std::move(begin));
 }
 
@@ -382,6 +386,7 @@ absl::Status SaveIntake::NamePointers(Save* save, const Member& member, const v1
 
 void SaveIntake::AskTarget(Save* save) {
   save->target_asked = true;
+  if (absl::Status refused = hooks_.check_takes_saves(); !refused.ok()) return hooks_.fail(save, refused);
   if (hooks_.is_undeleting(*save->run, save->key.tag)) {
     return hooks_.fail(save, MakeError(absl::StatusCode::kFailedPrecondition, reason::kPinned,
                                        absl::StrCat("checkpoint ", save->key.tag,

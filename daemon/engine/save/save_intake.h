@@ -45,6 +45,8 @@ class SaveIntake {
     std::function<bool(const Run&, int64_t sequence)> is_pinned;
     // The tag's checkpoint is on its way back from the trash.
     std::function<bool(const Run&, const std::string& tag)> is_undeleting;
+    // The error for a save that has not begun, while the daemon ends or is drained.
+    std::function<absl::Status()> check_takes_saves;
     std::function<void(Save*, absl::Status)> fail;
   };
   SaveIntake(const EngineOptions& options, Clock* clock, EngineObserver* observer, SaveTable* saves,

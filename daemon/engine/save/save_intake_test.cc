@@ -51,6 +51,7 @@ class SaveIntakeTest : public ClassTest {
             .answer_if_ended = [this](Run*, const SaveId&) { return ended_answer_; },
             .is_pinned = [this](const Run&, int64_t sequence) { return pinned_.contains(sequence); },
             .is_undeleting = [this](const Run&, const std::string& tag) { return tag == undeleting_; },
+            .check_takes_saves = [] { return absl::OkStatus(); },
             .fail = [this](Save* save, absl::Status error) { Fail(save, error); }});
     run_ = AddRun(1000, {7});
     Authority::Hooks decided;

@@ -39,6 +39,9 @@ struct ServiceContext {
   MakeAttachment make_attachment;
   // Called on the loop's thread. Null: the daemon is in no cluster.
   std::function<v1::ClusterStatus()> cluster_status = nullptr;
+  // Adds to a status what the other nodes have last reported of themselves. On the same thread, and null with
+  // cluster_status.
+  std::function<void(v1::Status, Reply<v1::Status>)> add_summaries = nullptr;
   std::vector<std::string> container_roots;  // SecurityConfig::container_roots.
   std::string daemon_version;
   std::string daemon_instance;

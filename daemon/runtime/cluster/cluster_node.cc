@@ -44,11 +44,13 @@ ClusterNode::ClusterNode(Options options, Hooks hooks, std::unique_ptr<GrpcEtcd>
       etcd_(std::move(etcd)),
       membership_(etcd_.get(), &BootClock(), options_.membership, std::move(hooks.remember),
                   std::move(hooks.new_incarnation),
-                  [this](const absl::StatusOr<NodeIdentity>& changed) { MembershipChanged(changed); }) {}
+                  [this](const absl::StatusOr<NodeIdentity>& changed) { MembershipChanged(changed); }),
+      summaries_(etcd_.get(), &BootClock(), options_.membership.prefix) {}
 
-void ClusterNode::OnTick() {
+void ClusterNode::OnTick(const NodeSummaries::Status& status) {
   etcd_->OnTick();
   membership_.OnTick();
+  summaries_.OnTick(membership_.identity(), status);
   LogFullEtcd();
   if (nodes_ == nullptr || (!nodes_error_.ok() && BootClock().Now() >= next_nodes_)) FollowNodes();
 }
@@ -175,7 +177,22 @@ v1::ClusterStatus ClusterNode::Status() const {
   }
   AddMembers(&status);
   AddNodes(&status);
+  for (const std::string& name : lost_nodes_) status.add_lost_nodes(name);
   return status;
+}
+
+void ClusterNode::AddSummaries(v1::Status status, absl::AnyInvocable<void(absl::StatusOr<v1::Status>)> done) {
+  summaries_.Read([status = std::move(status),
+                   done = std::move(done)](const absl::StatusOr<NodeSummaries::ByNode>& read) mutable {
+    v1::ClusterStatus& cluster = *status.mutable_cluster();
+    if (!read.ok()) SetError(read.status(), cluster.mutable_summaries_error());
+    for (v1::ClusterNode& node : *cluster.mutable_nodes()) {
+      if (!read.ok()) break;
+      if (const auto found = read->find(node.name()); found != read->end())
+        *node.mutable_summary() = found->second;
+    }
+    done(std::move(status));
+  });
 }
 
 void ClusterNode::AddMembers(v1::ClusterStatus* status) const {

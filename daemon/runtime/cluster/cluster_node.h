@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "ckptd/v1/messages.pb.h"
@@ -22,6 +23,7 @@
 #include "daemon/etcd/grpc/grpc_etcd.h"
 #include "daemon/ledger/nodes/node_identity.h"
 #include "daemon/ledger/nodes/node_membership.h"
+#include "daemon/ledger/nodes/node_summaries.h"
 #include "storage/base/clock.h"
 
 namespace ckptd {
@@ -44,7 +46,8 @@ class ClusterNode {
   // Errors of GrpcEtcd::Make. Asks etcd for nothing yet.
   static absl::StatusOr<std::unique_ptr<ClusterNode>> Make(Options options, Hooks hooks);
 
-  void OnTick();  // Several times a second.
+  // Several times a second. `status`: of this daemon, for what other nodes show of it.
+  void OnTick(const NodeSummaries::Status& status);
   // For a follower that cannot go on under this registration, and says why: the next OnTick ends it, and
   // registers the node with another one.
   void RegisterAnew(const absl::Status& why) { membership_.RegisterAnew(why); }
@@ -52,6 +55,9 @@ class ClusterNode {
   // this node's name. Call it once.
   void Release(NodeRegistration::Done released);
   v1::ClusterStatus Status() const;
+  // Adds what each node has last reported of itself to a status that has this node's ClusterStatus, or why it
+  // could not be read.
+  void AddSummaries(v1::Status status, absl::AnyInvocable<void(absl::StatusOr<v1::Status>)> done);
   // For those who wait for the registration: names this node, and what to do. LEDGER_UNAVAILABLE while it may
   // come by itself; else the error that keeps it away, such as LEDGER_RESTORED. OK if it is registered.
   absl::Status WhyUnregistered() const;
@@ -81,6 +87,7 @@ class ClusterNode {
   const Options options_;
   const std::unique_ptr<GrpcEtcd> etcd_;
   NodeMembership membership_;
+  NodeSummaries summaries_;
   std::optional<NodeIdentity> registration_;  // As membership_ has said last.
   std::vector<std::weak_ptr<const Follower>> followers_;
   int64_t registered_us_ = 0;

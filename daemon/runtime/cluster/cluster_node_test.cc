@@ -8,6 +8,7 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -32,7 +33,8 @@ struct Daemon {
   std::shared_ptr<Inbox> inbox;
   std::vector<std::string> state;
   int registrations = 0;
-  int answered = 0, failed = 0;  // Requests to etcd.
+  std::string state_shown = "SERVING";  // In its summary.
+  int answered = 0, failed = 0;         // Requests to etcd.
   std::unique_ptr<ClusterNode> node;
 };
 
@@ -69,7 +71,12 @@ class ClusterNodeTest : public ::testing::Test {
       ASSERT_LT(std::chrono::steady_clock::now(), deadline) << "waited in vain for " << what;
       for (const auto& daemon : daemons_) {
         if (auto work = daemon->inbox->Take(milliseconds(5))) work();
-        daemon->node->OnTick();
+        daemon->node->OnTick([&] {
+          v1::Status status;
+          status.set_state(daemon->state_shown);
+          status.set_sessions(3);
+          return status;
+        });
       }
     }
   }
@@ -125,6 +132,36 @@ TEST_F(ClusterNodeTest, ShowsItselfAndTheOtherNodes) {
   EXPECT_GT(status.nodes(1).register_time().seconds(), 1'700'000'000);
   EXPECT_EQ(one.node->identity()->key, "/c/nodes/one");
   EXPECT_GE(one.answered, 3) << "a lease, the name, a list";
+}
+
+TEST_F(ClusterNodeTest, ShowsWhatEachNodeHasReportedAndForgetsItWithTheRegistration) {
+  Daemon& one = Start("one");
+  Daemon& two = Start("two");
+  two.state_shown = "DRAINED";
+  const auto ask = [&] {
+    std::optional<v1::Status> answer;
+    v1::Status status;
+    *status.mutable_cluster() = one.node->Status();
+    one.node->AddSummaries(std::move(status), [&](absl::StatusOr<v1::Status> read) { answer = *read; });
+    RunUntil("the answer", [&] { return answer.has_value(); });
+    return answer->cluster();
+  };
+  v1::ClusterStatus seen;
+  RunUntil("both reports", [&] {
+    seen = ask();
+    return seen.nodes_size() == 2 && seen.nodes(0).has_summary() && seen.nodes(1).has_summary();
+  });
+  EXPECT_EQ(seen.nodes(0).summary().state(), "SERVING");
+  EXPECT_EQ(seen.nodes(1).summary().state(), "DRAINED");
+  EXPECT_EQ(seen.nodes(1).summary().sessions(), 3);
+  EXPECT_GT(seen.nodes(1).summary().time().seconds(), 1'700'000'000);
+  EXPECT_LT(seen.nodes(1).summary().ByteSizeLong(), 300);
+  bool released = false;
+  two.node->Release([&](const absl::Status&) { released = true; });
+  RunUntil("the release", [&] { return released; });
+  RunUntil("its loss", [&] { return ask().lost_nodes_size() == 1; });
+  EXPECT_EQ(ask().lost_nodes(0), "two");
+  EXPECT_EQ(ask().nodes_size(), 1);
 }
 
 TEST_F(ClusterNodeTest, SaysWhichMemberAnswersAndWhyAnotherDoesNot) {
