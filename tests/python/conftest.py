@@ -61,6 +61,7 @@ class FakeDaemon(services.CheckpointsServicer, services.AdminServicer):  # type:
         self.share_memory = True
         self.committed: Dict[str, Dict[str, bytes]] = {}
         self.latest = 0  # The sequence that GetCheckpoint answers for the newest checkpoint.
+        self.history = messages.GetHistoryResponse()
         self.warnings: List[str] = []  # That JoinRun answers.
         self.goodbyes = 0
         self.started = 0
@@ -356,6 +357,10 @@ class FakeDaemon(services.CheckpointsServicer, services.AdminServicer):  # type:
         if not self.latest:
             self.refuse(context, grpc.StatusCode.NOT_FOUND, "NO_CHECKPOINT")
         return types.Checkpoint(level=types.COMMITTED, sequence=self.latest)
+
+    def GetHistory(self, request: Any, context: Any) -> Any:
+        self._enter("GetHistory", request, context)
+        return self.history
 
     def GetStatus(self, request: Any, context: Any) -> Any:
         return messages.Status(sessions=len(self.tokens))

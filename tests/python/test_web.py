@@ -95,8 +95,9 @@ def saved(ago, stall=0.25, level=types_pb2.COMMITTED, reason="", message=""):
     return entry
 
 
-def overview(status, entries=(), problem=None):
-    facts = Facts(status, {run.name: list(entries) for run in status.runs}, problem or {})
+def overview(status, entries=(), problem=None, interval=""):
+    names = [run.name for run in status.runs]
+    facts = Facts(status, {name: list(entries) for name in names}, problem or {}, {name: interval for name in names})
     return page.overview(facts, NOW)
 
 
@@ -192,6 +193,21 @@ def test_cluster_shows_all_nodes_and_what_is_away():
         assert said in words
     assert "10.0.0.1:2379 does not answer 10.0.0.2:2379 answers 10.0.0.3:2379 was not asked" in words
     assert "step_7 waits for the report of gpu18" in words
+
+
+def test_page_says_how_often_to_save_where_that_is_known():
+    advised = "a save every 14 min loses the least time"
+    assert f"Advice {advised}" in Checked(overview(status_of(run_of()), interval=advised)).words()
+    assert "Advice" not in Checked(overview(status_of(run_of()))).words()
+
+
+def test_drained_daemon_is_a_remark_with_who_and_why_and_what_to_do():
+    status = status_of()
+    status.drain.uid, status.drain.message = 1000, "a new kernel"
+    words = Checked(overview(status)).words()
+    assert "uid 1000 has drained the daemon: it takes no new saves (a new kernel). ckptctl drain shows what it" in words
+    status.drain.drained = True
+    assert "Restart it now: nothing is lost." in Checked(overview(status)).words()
 
 
 def test_run_with_problems_comes_first():

@@ -34,6 +34,7 @@ from ckptd.errors import (
     WaitTimeout,
 )
 from ckptd.local_daemon import LocalDaemon
+from ckptd.preemption import Preemption, on_preemption
 from ckptd.restore import Checkpoint, Root, open_root
 from ckptd.retention import Keep, RetentionDecision, TrashedCheckpoint
 from ckptd.run import Run
@@ -60,6 +61,7 @@ __all__ = [
     "NonFiniteWarning",
     "NotFound",
     "Part",
+    "Preemption",
     "Refused",
     "RetentionDecision",
     "Root",
@@ -74,5 +76,6 @@ __all__ = [
     "WaitTimeout",
     "__version__",
     "connect",
+    "on_preemption",
     "open_root",
 ]

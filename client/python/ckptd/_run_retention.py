@@ -1,4 +1,4 @@
-"""The calls of a run about retention, single checkpoints and the trash."""
+"""The calls of a run about its history, retention, single checkpoints and the trash."""
 
 from typing import Any, List, Optional
 
@@ -55,6 +55,26 @@ class RetainedRun(RunReader):
             return joined.session.call(joined.session.admin.ExplainRetention, request, RPC_SECONDS)
 
         return [decision_of_message(decision) for decision in self._access.ask(ask, RPC_SECONDS).decisions]
+
+    def save_outlook(self, seconds_between_failures: float = 0) -> Any:
+        """Returns what to expect of the next save, and how often to save: the message ``ckptd.v1.SaveOutlook``, measured
+        from the run's last saves on this node. None if none was committed.
+
+        Args:
+            seconds_between_failures (float): how long the job runs between two failures. Default: as the history
+                shows
+
+        Raises:
+            Unavailable: no daemon answered within 30 seconds.
+        """
+        request = messages.GetHistoryRequest(max_entries=1, seconds_between_failures=seconds_between_failures)
+
+        def ask(joined: Joined) -> Any:
+            request.run = joined.run
+            return joined.session.call(joined.session.admin.GetHistory, request, RPC_SECONDS)
+
+        answer = self._access.ask(ask, RPC_SECONDS)
+        return answer.outlook if answer.HasField("outlook") else None
 
     def pin(self, tag: str) -> CheckpointInfo:
         """Protects a committed checkpoint: retention does not evict it, and a save of its tag is refused.

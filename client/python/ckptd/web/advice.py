@@ -31,6 +31,16 @@ def problems(status: Any, now: float) -> List[Problem]:
 def _of_daemon(status: Any) -> List[Problem]:
     if status.draining:
         return [Problem("The daemon is ending: it takes no new saves.", "Start the next one if you did not mean that.")]
+    if status.HasField("drain"):
+        drain = status.drain
+        return [
+            Problem(
+                f"uid {drain.uid} has drained the daemon: it takes no new saves"
+                + (f" ({drain.message})." if drain.message else "."),
+                "Restart it now: nothing is lost." if drain.drained else "ckptctl drain shows what it waits for.",
+                urgent=False,
+            )
+        ]
     return []
 
 

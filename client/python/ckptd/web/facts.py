@@ -19,6 +19,8 @@ class Facts:
     status: Any  # A ckptd.v1.Status.
     histories: Dict[str, List[Any]]  # By the run's name: HistoryEntry messages, newest first.
     history_errors: Dict[str, str]  # By the run's name: why there is none.
+    # By the run's name: how often to save, for people. Empty: not known.
+    advice: Dict[str, str] = dataclasses.field(default_factory=dict)
 
 
 class NoAnswerError(Exception):
@@ -49,6 +51,7 @@ class FactSource:
                 facts.history_errors[name] = _words(error)
                 continue
             facts.histories[name] = list(answer.entries)
+            facts.advice[name] = answer.outlook.advice
         return facts
 
     def close(self) -> None:

@@ -111,7 +111,7 @@ def _pool(status: Any) -> str:
 
 def _run(run: Any, facts: Facts, now: float, whole: bool) -> str:
     link = f'<a href="/{escaped(run.name)}">{escaped(run.path)}</a>' if not whole else escaped(run.path)
-    parts = [f"<section><h2>{link}</h2>", _run_facts(run, now)]
+    parts = [f"<section><h2>{link}</h2>", _run_facts(run, facts.advice.get(run.name, ""), now)]
     parts += [_save_in_flight(save, now) for save in run.in_flight]
     entries = facts.histories.get(run.name, [])
     if run.name in facts.history_errors:
@@ -122,7 +122,7 @@ def _run(run: Any, facts: Facts, now: float, whole: bool) -> str:
     return "".join(parts) + "</section>"
 
 
-def _run_facts(run: Any, now: float) -> str:
+def _run_facts(run: Any, interval: str, now: float) -> str:
     rows = []
     job, machine = advice.loss_of_job(run, now), advice.loss_of_machine(run, now)
     rows.append(("If the job died now, it", job.words()))
@@ -141,6 +141,8 @@ def _run_facts(run: Any, now: float) -> str:
         rows.append(
             ("Disk", f"{in_bytes(probe.free_bytes)} free, {probe.file_system}, {probe.io_backend or 'not probed'}")
         )
+    if interval:
+        rows.append(("Advice", interval))
     if run.trash_bytes:
         rows.append(("Trash", in_bytes(run.trash_bytes)))
     rows.append(("Owner", f"uid {run.uid}, attempt {run.attempt}, {counted(run.world_size, 'rank')}"))
