@@ -15,6 +15,7 @@
 #include "storage/base/errors.h"
 #include "storage/bucket/fetch.h"
 #include "storage/bucket/object_file_system.h"
+#include "storage/bucket/remove.h"
 #include "storage/bucket/upload.h"
 #include "storage/commit/checkpoint/scan.h"
 #include "storage/commit/checkpoint/verify.h"
@@ -86,6 +87,9 @@ class BucketTest : public ::testing::Test {
 
   absl::StatusOr<UploadResult> Upload(const TempDir& from, ObjectStore& store) {
     return UploadCheckpoint(fs(), from.fd(), kTag, store, "run", options_);
+  }
+  absl::Status Remove(ObjectStore& store, int64_t sequence = 1) {
+    return RemoveUploaded(store, "run", kTag, sequence, /*commit_time_us=*/0);
   }
   absl::Status Fetch(const TempDir& to, ObjectStore& store) {
     return FetchCheckpoint(store, "run", kTag, fs(), to.fd(), options_).status();
@@ -281,6 +285,96 @@ TEST_F(BucketTest, UnfinishedUploadOfAnotherCheckpointIsNeverCompletedWithOtherF
     EXPECT_EQ(ReasonOf(Upload(other, store).status()), "OBJECT_EXISTS");
     ASSERT_TRUE(Upload(root_, store).ok());
     EXPECT_EQ(store.objects(), whole.objects());
+  }
+}
+
+TEST_F(BucketTest, UploadOfASequenceThatTheTagDoesNotHaveIsRefused) {
+  WriteCheckpoint(root_, 2);
+  MemoryObjectStore store;
+  EXPECT_EQ(ReasonOf(UploadCheckpoint(fs(), root_.fd(), kTag, store, "run", options_, 1).status()),
+            "NO_CHECKPOINT");
+  EXPECT_THAT(store.objects(), IsEmpty());
+  EXPECT_TRUE(UploadCheckpoint(fs(), root_.fd(), kTag, store, "run", options_, 2).ok());
+}
+
+TEST_F(BucketTest, AdmitIsAskedBeforeEachPartAndEndsTheUpload) {
+  WriteCheckpoint(root_, 1);
+  MemoryObjectStore store;
+  int64_t admitted = 0;
+  options_.admit = [&](int64_t bytes) {
+    admitted += bytes;
+    return admitted > kMinPartBytes ? absl::CancelledError("enough") : absl::OkStatus();
+  };
+  EXPECT_TRUE(absl::IsCancelled(Upload(root_, store).status()));
+  EXPECT_EQ(Listed(store), 0u);
+}
+
+TEST_F(BucketTest, RemoveDeletesWhatCkptdHasWrittenAndNothingElse) {
+  WriteCheckpoint(root_, 1);
+  MemoryObjectStore store;
+  ASSERT_TRUE(Upload(root_, store).ok());
+  ASSERT_EQ(PutText(store, "run/step_10/mine.txt", "mine", PutMode::kReplace), absl::OkStatus());
+  ASSERT_EQ(PutText(store, "run/step_100/x", "other", PutMode::kReplace), absl::OkStatus());
+  ASSERT_EQ(Remove(store), absl::OkStatus());
+  EXPECT_EQ(Listed(store), 0u);
+  EXPECT_THAT(store.objects(), SizeIs(2));
+  EXPECT_EQ(Remove(store), absl::OkStatus()) << "it is gone";
+}
+
+TEST_F(BucketTest, RemoveLeavesAnotherCheckpointOfTheTag) {
+  WriteCheckpoint(root_, 1);
+  MemoryObjectStore store;
+  ASSERT_TRUE(Upload(root_, store).ok());
+  const auto before = store.objects();
+  EXPECT_EQ(Remove(store, /*sequence=*/2), absl::OkStatus());
+  EXPECT_EQ(store.objects(), before);
+}
+
+TEST_F(BucketTest, RemoveOfWhatIsUnfinishedLeavesAWholeCheckpoint) {
+  WriteCheckpoint(root_, 1);
+  MemoryObjectStore store;
+  ASSERT_TRUE(Upload(root_, store).ok());
+  EXPECT_EQ(RemoveUploaded(store, "run", kTag, 1, 0, RemoveWhat::kUnfinished), absl::OkStatus());
+  EXPECT_EQ(Listed(store), 1u);
+}
+
+TEST_F(BucketTest, RemoveKilledAtEachRequestLeavesNothingTornAndGoesOn) {
+  WriteCheckpoint(root_, 1);
+  MemoryObjectStore whole;
+  ASSERT_TRUE(Upload(root_, whole).ok());
+  KillingObjectStore counting(&whole);
+  ASSERT_EQ(Remove(counting), absl::OkStatus());
+  ASSERT_THAT(whole.objects(), IsEmpty());
+  ASSERT_GT(counting.requests(), 8);
+  for (int at = 1; at <= counting.requests(); ++at) {
+    for (const auto when : {KillingObjectStore::When::kBefore, KillingObjectStore::When::kAfter}) {
+      SCOPED_TRACE(at);
+      MemoryObjectStore store;
+      ASSERT_TRUE(Upload(root_, store).ok());
+      KillingObjectStore dying(&store, at, when);
+      EXPECT_FALSE(Remove(dying).ok());
+      if (Listed(store) == 1) {
+        EXPECT_THAT(Verify(*MakeObjectFileSystem(&store, "run"), kObjectRoot), IsEmpty());
+      }
+      ASSERT_EQ(Remove(store), absl::OkStatus());
+      EXPECT_THAT(store.objects(), IsEmpty());
+    }
+  }
+}
+
+TEST_F(BucketTest, RemoveClearsWhatAnUploadHasLeft) {
+  WriteCheckpoint(root_, 1);
+  MemoryObjectStore whole;
+  KillingObjectStore counting(&whole);
+  ASSERT_TRUE(Upload(root_, counting).ok());
+  for (int at = 1; at <= counting.requests(); ++at) {
+    SCOPED_TRACE(at);
+    MemoryObjectStore store;
+    KillingObjectStore dying(&store, at);
+    EXPECT_FALSE(Upload(root_, dying).ok());
+    ASSERT_EQ(Remove(store), absl::OkStatus());
+    EXPECT_THAT(store.objects(), IsEmpty());
+    EXPECT_EQ(store.uploads_in_flight(), 0u);
   }
 }
 

@@ -26,6 +26,8 @@ struct TransferOptions {
   // Rounded up to whole chunks, and to what makes at most kMaxParts of a file. At least kMinPartBytes.
   int64_t part_bytes = int64_t{16} << 20;
   std::function<void(int64_t bytes)> progress;  // May be null. Called with what has been moved so far.
+  // May be null. Called before each part is sent: it may wait, for its turn; its error ends the transfer.
+  std::function<absl::Status(int64_t bytes)> admit = nullptr;
 };
 
 // "<prefix>/<tag>/", and "<tag>/" if the prefix is empty.

@@ -27,8 +27,9 @@ class Uploader {
   Uploader(FileSystem& fs, ObjectStore& store, std::string base, const TransferOptions& options)
       : fs_(fs), store_(store), base_(std::move(base)), options_(options) {}
 
-  absl::StatusOr<UploadResult> Run(Handle root, const std::string& tag) {
+  absl::StatusOr<UploadResult> Run(Handle root, const std::string& tag, int64_t sequence) {
     CKPTD_RETURN_IF_ERROR(OpenSource(root, tag));
+    if (sequence != 0 && manifest_.summary.sequence() != sequence) return NoCheckpoint(tag);
     CKPTD_RETURN_IF_ERROR(Claim());
     CKPTD_ASSIGN_OR_RETURN(const bool is_there, IsCommitted());
     if (!is_there) {
@@ -61,17 +62,18 @@ class Uploader {
     return PartsOf(i, sources_[i].size, chunk_bytes(), options_);
   }
 
+  static absl::Status NoCheckpoint(const std::string& tag) {
+    return MakeError(absl::StatusCode::kNotFound, "NO_CHECKPOINT",
+                     absl::StrCat("there is no committed checkpoint ", tag, " in this root"), {{"tag", tag}});
+  }
+
   absl::Status OpenSource(Handle root, const std::string& tag) {
     CKPTD_RETURN_IF_ERROR(CheckTag(tag));
     absl::StatusOr<ScopedHandle> dir = OpenScoped(fs_, root, tag, OpenMode::kDirectory);
     const std::string path = OurPath("", std::string(kManifestName));
     absl::StatusOr<std::string> bytes =
         dir.ok() ? ReadSmallFile(fs_, dir->get(), path, kMaxManifestBytes) : dir.status();
-    if (IsMissing(bytes.status())) {
-      return MakeError(absl::StatusCode::kNotFound, "NO_CHECKPOINT",
-                       absl::StrCat("there is no committed checkpoint ", tag, " in this root"),
-                       {{"tag", tag}});
-    }
+    if (IsMissing(bytes.status())) return NoCheckpoint(tag);
     if (!bytes.ok()) return bytes.status();
     dir_ = *std::move(dir);
     manifest_bytes_ = *std::move(bytes);
@@ -203,6 +205,7 @@ class Uploader {
     if (source.record != nullptr)
       CKPTD_RETURN_IF_ERROR(CheckChunks(*source.record, chunk_bytes(), part.offset, bytes));
     const uint32_t crc = Crc32c(bytes);
+    if (options_.admit != nullptr) CKPTD_RETURN_IF_ERROR(options_.admit(part.size));
     if (!source.upload.has_value()) {
       CKPTD_RETURN_IF_ERROR(store_.Put(KeyOf(source), bytes, crc, PutMode::kReplace));
     } else {
@@ -277,8 +280,8 @@ class Uploader {
 
 absl::StatusOr<UploadResult> UploadCheckpoint(FileSystem& fs, Handle root, const std::string& tag,
                                               ObjectStore& store, const std::string& prefix,
-                                              const TransferOptions& options) {
-  return Uploader(fs, store, CheckpointKey(prefix, tag), options).Run(root, tag);
+                                              const TransferOptions& options, int64_t sequence) {
+  return Uploader(fs, store, CheckpointKey(prefix, tag), options).Run(root, tag, sequence);
 }
 
 }  // namespace ckptd

@@ -29,12 +29,13 @@ struct UploadResult {
   int64_t arrived_bytes = 0;  // Those that an earlier upload had sent.
 };
 
-// Of root/`tag` to PREFIX/TAG. NOT_FOUND, reason NO_CHECKPOINT. ALREADY_EXISTS, reason OBJECT_EXISTS, if
+// Of root/`tag` to PREFIX/TAG. NOT_FOUND, reason NO_CHECKPOINT, also if `sequence` is not 0 and the
+// checkpoint there has another one. ALREADY_EXISTS, reason OBJECT_EXISTS, if
 // another checkpoint is there, or its unfinished upload. UNIMPLEMENTED, reason STORE_UNSUITABLE, if the
 // server ignores the condition of a put. DATA_LOSS, reason CORRUPT_FILE, if a file is not as in the manifest.
 absl::StatusOr<UploadResult> UploadCheckpoint(FileSystem& fs, Handle root, const std::string& tag,
                                               ObjectStore& store, const std::string& prefix,
-                                              const TransferOptions& options);
+                                              const TransferOptions& options, int64_t sequence = 0);
 
 }  // namespace ckptd
 #endif  // CKPTD_STORAGE_BUCKET_UPLOAD_H_

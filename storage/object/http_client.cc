@@ -91,6 +91,10 @@ int OnSeek(void* context, curl_off_t offset, int origin) {
   return CURL_SEEKFUNC_OK;
 }
 
+int OnProgress(void* is_cancelled, curl_off_t, curl_off_t, curl_off_t, curl_off_t) {
+  return (*static_cast<const std::function<bool()>*>(is_cancelled))() ? 1 : 0;
+}
+
 bool IsOfCertificates(CURLcode code) {
   return code == CURLE_PEER_FAILED_VERIFICATION || code == CURLE_SSL_CACERT_BADFILE ||
          code == CURLE_SSL_ISSUER_ERROR;
@@ -146,8 +150,9 @@ std::string HttpResponse::Header(const std::string& name) const {
   return found == headers.end() ? "" : found->second;
 }
 
-HttpClient::HttpClient(std::string ca_file)
-    : ca_file_(ca_file.empty() ? MachineCaFile() : std::move(ca_file)) {
+HttpClient::HttpClient(std::string ca_file, std::function<bool()> is_cancelled)
+    : ca_file_(ca_file.empty() ? MachineCaFile() : std::move(ca_file)),
+      is_cancelled_(std::move(is_cancelled)) {
   static const CURLcode initialized = curl_global_init(CURL_GLOBAL_DEFAULT);
   static_cast<void>(initialized);
 }
@@ -192,6 +197,11 @@ absl::StatusOr<HttpResponse> HttpClient::Send(const HttpRequest& request, Durati
   curl_easy_setopt(handle, CURLOPT_READDATA, &exchange);
   curl_easy_setopt(handle, CURLOPT_SEEKFUNCTION, OnSeek);
   curl_easy_setopt(handle, CURLOPT_SEEKDATA, &rewind);
+  if (is_cancelled_ != nullptr) {
+    curl_easy_setopt(handle, CURLOPT_NOPROGRESS, 0L);
+    curl_easy_setopt(handle, CURLOPT_XFERINFOFUNCTION, OnProgress);
+    curl_easy_setopt(handle, CURLOPT_XFERINFODATA, &is_cancelled_);
+  }
   char text[CURL_ERROR_SIZE] = "";
   curl_easy_setopt(handle, CURLOPT_ERRORBUFFER, text);
   const CURLcode code = curl_easy_perform(handle);
@@ -200,6 +210,7 @@ absl::StatusOr<HttpResponse> HttpClient::Send(const HttpRequest& request, Durati
   exchange.response.status = static_cast<int>(status);
   Return(handle);
   if (code == CURLE_OK) return std::move(exchange.response);
+  if (code == CURLE_ABORTED_BY_CALLBACK) return absl::CancelledError("the transfer was cancelled");
   const std::string what = exchange.is_too_long    ? "the answer is longer than was asked for"
                            : std::strlen(text) > 0 ? text
                                                    : curl_easy_strerror(code);

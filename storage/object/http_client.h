@@ -3,6 +3,7 @@
 #define CKPTD_STORAGE_OBJECT_HTTP_CLIENT_H_
 
 #include <cstddef>
+#include <functional>
 #include <map>
 #include <optional>
 #include <span>
@@ -47,7 +48,8 @@ struct HttpResponse {
 class HttpClient {
  public:
   // `ca_file` has the certificates of the authorities that are trusted, in PEM. Empty: the machine's.
-  explicit HttpClient(std::string ca_file);
+  // `is_cancelled` may be null. The threads in Send ask it about once a second; true ends Send (CANCELLED).
+  explicit HttpClient(std::string ca_file, std::function<bool()> is_cancelled = nullptr);
   ~HttpClient();
   HttpClient(const HttpClient&) = delete;
   HttpClient& operator=(const HttpClient&) = delete;
@@ -61,6 +63,7 @@ class HttpClient {
   void Return(void* handle);
 
   const std::string ca_file_;
+  const std::function<bool()> is_cancelled_;
   Mutex mutex_;
   std::vector<void*> idle_ ABSL_GUARDED_BY(mutex_);  // libcurl's handles, each with its open connections.
 };

@@ -52,7 +52,8 @@ class S3Store : public ObjectStore {
       : bucket_(options.bucket),
         limit_(options.limit),
         settings_(settings),
-        http_(settings.ca_file),
+        is_cancelled_(options.is_cancelled),
+        http_(settings.ca_file, options.is_cancelled),
         credentials_(settings, options.environment, &http_) {}
 
   absl::Status Put(const std::string& key, std::span<const std::byte> bytes, uint32_t crc32c,
@@ -196,6 +197,8 @@ class S3Store : public ObjectStore {
     bool is_refreshed = false;
     absl::Status before;  // The fault of the try before.
     for (int tries = 1;; ++tries) {
+      if (is_cancelled_ != nullptr && is_cancelled_())
+        return absl::CancelledError(absl::StrCat(What(call), ": cancelled"));
       const absl::StatusOr<HttpResponse> response = SendOnce(call, deadline - SystemClock().Now());
       if (!response.ok() && !absl::IsUnavailable(response.status()))
         return Annotate(response.status(), What(call));
@@ -226,6 +229,7 @@ class S3Store : public ObjectStore {
   const std::string bucket_;
   const Duration limit_;
   const AwsSettings settings_;
+  const std::function<bool()> is_cancelled_;
   HttpClient http_;
   AwsCredentialSource credentials_;
 };

@@ -3,6 +3,7 @@
 #ifndef CKPTD_STORAGE_OBJECT_S3_STORE_H_
 #define CKPTD_STORAGE_OBJECT_S3_STORE_H_
 
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -20,6 +21,8 @@ struct S3Options {
   // that arrived damaged are tried again, first after 0.1 s and then after twice as long each time, at most
   // 5 s, or after what the server's Retry-After says.
   Duration limit = std::chrono::seconds(60);
+  // May be null. Asked about once a second from the threads that call: true ends all calls (CANCELLED).
+  std::function<bool()> is_cancelled = nullptr;
 };
 
 // Reads the settings; asks no server. INVALID_ARGUMENT if the settings cannot be used.
