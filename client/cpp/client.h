@@ -89,6 +89,14 @@ struct Keep {
   std::chrono::seconds newer_than{0};  // Those that were committed less than this time ago.
 };
 
+// Which committed checkpoints the daemon copies to a bucket. docs/buckets.md says when, and with whose rights.
+struct Upload {
+  std::string url = {};              // s3://BUCKET/PREFIX
+  int every = 1;                     // Each N-th checkpoint.
+  int keep_last = 0;                 // How many of those that this run has uploaded stay there; 0: all.
+  bool evict_before_upload = false;  // Retention may evict what waits; it is then not uploaded.
+};
+
 struct RunOptions {
   int rank = 0;        // This process, in [0, world_size).
   int world_size = 1;  // The number of ranks of the job; at least 1.
@@ -104,6 +112,7 @@ struct RunOptions {
   // Which checkpoints retention keeps; unset: all. num_kept_ckpts is short for Keep::last. Set at most one.
   std::optional<Keep> retention = {};
   std::optional<int> num_kept_ckpts = {};
+  std::optional<Upload> upload = {};  // The same on all ranks; unset: nothing is uploaded.
   // The most time from the first rank's Begin to the last rank's Seal. Then the save ends FAILED.
   Timeout commit_timeout = std::chrono::seconds(600);
   // Threads that copy a large part, or read one. 0: one for each core, at most 4, or 16 to read.

@@ -56,6 +56,13 @@ absl::StatusOr<std::shared_ptr<const Membership>> RunImpl::JoinWith(std::shared_
   request.set_world_size(options_.world_size);
   request.set_launch_id(options_.launch_id);
   request.set_job(options_.job);
+  if (options_.upload.has_value()) {
+    v1::UploadPolicy& upload = *request.mutable_upload();
+    upload.set_url(options_.upload->url);
+    upload.set_every(options_.upload->every);
+    upload.set_keep_last(options_.upload->keep_last);
+    upload.set_evict_before_upload(options_.upload->evict_before_upload);
+  }
   request.set_attempt(options_.attempt);
   const std::string& instance = session->daemon().daemon_instance();
   for (const Staged& staged : staged_) {

@@ -15,12 +15,14 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
 #include "daemon/config/cluster_config.h"
 #include "daemon/config/sizes.h"
 #include "daemon/config/trusted_file.h"
 #include "google/protobuf/io/tokenizer.h"
 #include "google/protobuf/text_format.h"
 #include "storage/base/errors.h"
+#include "storage/object/bucket_url.h"
 
 namespace ckptd {
 namespace {
@@ -35,6 +37,7 @@ constexpr size_t kMaxSocketPath = 99;
 constexpr size_t kMaxSunPath = 107;
 constexpr size_t kLeastToken = 16, kMaxToken = 1000;
 constexpr int kMaxContainerRoots = 64;
+constexpr int kMaxUploadPrefixes = 64;
 
 // Collects messages "file:line:column: what is wrong". Lines and columns count from 1.
 class ParseProblems final : public google::protobuf::io::ErrorCollector {
@@ -150,6 +153,7 @@ void SetDefaults(DaemonConfig& config, int64_t memory_bytes) {
   if (config.degraded_after_seconds() == 0) config.set_degraded_after_seconds(10);
   if (!config.scrub().has_period_hours()) config.mutable_scrub()->set_period_hours(168);
   if (config.scrub().bytes_per_second() == 0) config.mutable_scrub()->set_bytes_per_second(100 * kMiB);
+  if (config.upload().parallel_parts() == 0) config.mutable_upload()->set_parallel_parts(4);
   SetRootLimits(*config.mutable_limits());
 
   auto& limits = *config.mutable_limits();
@@ -277,6 +281,21 @@ void CheckUidLimits(const config::v1::LimitsConfig& limits, Checker& check) {
   check.Range("limits.grpc_memory_bytes", limits.grpc_memory_bytes(), 64 * kMiB, kMaxMemory);
 }
 
+void CheckUpload(const config::v1::UploadConfig& upload, Checker& check) {
+  check.Range("upload.parallel_parts", upload.parallel_parts(), 1, 64);
+  if (upload.bytes_per_second() != 0)
+    check.Range("upload.bytes_per_second", upload.bytes_per_second(), kMiB, int64_t{1} << 40);
+  if (upload.allowed_prefixes_size() > kMaxUploadPrefixes) {
+    check.Add(absl::StrCat("upload.allowed_prefixes: ", upload.allowed_prefixes_size(), " URLs; at most ",
+                           kMaxUploadPrefixes, " are allowed"));
+  }
+  for (const std::string& prefix : upload.allowed_prefixes()) {
+    const std::string of_user = absl::StrReplaceAll(prefix, {{"{uid}", "0"}});
+    if (const absl::Status url = ParseBucketUrl(of_user).status(); !url.ok())
+      check.Add(absl::StrCat("upload.allowed_prefixes: ", std::string(url.message())));
+  }
+}
+
 void CheckValues(const DaemonConfig& config, int64_t memory_bytes, Checker& check) {
   CheckSockets(config, check);
   check.AbsolutePath("state_directory", config.state_directory());
@@ -299,6 +318,7 @@ void CheckValues(const DaemonConfig& config, int64_t memory_bytes, Checker& chec
     check.PlainPath("security.container_roots", path);
   }
   check.Range("scrub.bytes_per_second", config.scrub().bytes_per_second(), kMiB, int64_t{1} << 40);
+  CheckUpload(config.upload(), check);
   CheckLimits(config.limits(), check);
   CheckRootLimits(config.limits(), check);
   CheckUidLimits(config.limits(), check);

@@ -35,6 +35,7 @@ v1::Checkpoint Engine::Impl::Describe(const Save& save, v1::View view) const {
   v1::Checkpoint checkpoint = save.summary != nullptr ? *save.summary : ToWire(save, view);
   const bool resident = residents_.IsResident(*save.run, save.sequence);
   SetCommit(save.run->catalog.Find(save.sequence), resident, &checkpoint);
+  uploads_.Describe(*save.run, save.sequence, &checkpoint);
   return checkpoint;
 }
 
@@ -44,7 +45,9 @@ v1::Checkpoint Engine::Impl::Describe(const Run& run, const CommittedCheckpoint&
   use.leases = leases_.Count(run, sequence);
   use.resident = residents_.IsResident(run, sequence);
   use.scrubbed_unix_us = scrubber_.LastScrubbed(run, sequence);
-  return ToWire(run, committed, use);
+  v1::Checkpoint checkpoint = ToWire(run, committed, use);
+  uploads_.Describe(run, sequence, &checkpoint);
+  return checkpoint;
 }
 
 v1::Run Engine::Impl::Describe(const Run& run) const {
@@ -81,6 +84,7 @@ v1::Run Engine::Impl::Describe(const Run& run) const {
                                pool_->Count(save->reservation) * pool_->segment_bytes());
   description.set_leases(static_cast<int>(leases_.LeasedSequences(run).size()));
   description.set_trash_bytes(trash_.bytes(run));
+  uploads_.Describe(run, &description);
   *description.mutable_probe() = ToWire(run.probe, disk_.measured_free_bytes(run));
   return description;
 }

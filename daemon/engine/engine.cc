@@ -43,6 +43,7 @@ void Engine::Impl::Tick() {
     files_.OnTick(run, now);
     history_.OnTick(run, now);
     trash_.OnTick(run, now);
+    uploads_.OnTick(run, now);
     UpdateDegraded(run, now);
     if (run->open) run->authority->OnTick();
     runs_.OnTick(run, now);
@@ -59,6 +60,14 @@ void Engine::Impl::Tick() {
     in_flight.push_back({save->run, [this, save = save] {
                            v1::WatchResponse event;
                            *event.mutable_checkpoint() = Describe(*save, v1::BASIC);
+                           return event;
+                         }});
+  }
+  for (const auto& [run, sequence] : uploads_.UnderWay()) {
+    in_flight.push_back({run, [this, run = run, sequence = sequence] {
+                           v1::WatchResponse event;
+                           if (const CommittedCheckpoint* committed = run->catalog.Find(sequence))
+                             *event.mutable_checkpoint() = Describe(*run, *committed);
                            return event;
                          }});
   }
@@ -85,6 +94,7 @@ void Engine::Impl::ForgetRun(Run* run) {
   history_.Forget(run);
   trash_.Forget(run);
   retention_.Forget(run);
+  uploads_.Forget(run);
   disk_.Forget(run);
   scanner_.Forget(run);
   ended_.Forget(run);
@@ -97,7 +107,7 @@ void Engine::Impl::ForgetRun(Run* run) {
 
 bool Engine::Impl::IsIdle(const Run& run) const {
   if (IsBusy(run) || scrubber_.IsReading(run) || adoptions_.IsActive(run) || !trash_.IsIdle(run) ||
-      disk_.IsAsking(run))
+      disk_.IsAsking(run) || uploads_.IsActive(run))
     return false;
   if (scanner_.IsRetryScheduled(run) || !history_.IsIdle(run) || !retention_.IsIdle(run)) return false;
   // What only this daemon knows: syncs that failed, damage that may not be written down.
@@ -387,6 +397,12 @@ void Engine::Impl::FreeIdleMemory(Instant now) {
 bool Engine::HasSealedSaves() const {
   return std::any_of(impl_->saves_.all().begin(), impl_->saves_.all().end(),
                      [](const auto& entry) { return entry.second->sealed(); });
+}
+
+bool Engine::HasUploads() const {
+  const auto& runs = impl_->runs_.all();
+  return std::any_of(runs.begin(), runs.end(),
+                     [this](const auto& entry) { return impl_->uploads_.IsActive(*entry.second); });
 }
 
 void Engine::Tick() { impl_->Tick(); }

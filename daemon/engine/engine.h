@@ -123,6 +123,8 @@ class Engine {
   // could not be removed: perhaps at once.
   void Drain(absl::AnyInvocable<void()> done);
   bool HasSealedSaves() const;
+  // Something is to be copied to a bucket, or removed from one.
+  bool HasUploads() const;
   // Deadlines; call it about every 50 ms, or at NextDeadline().
   void Tick();
   Instant NextDeadline() const;

@@ -55,6 +55,7 @@
 #include "daemon/engine/save/save_recovery.h"
 #include "daemon/engine/save/save_tracker.h"
 #include "daemon/engine/save/write_streams.h"
+#include "daemon/engine/upload/uploads.h"
 #include "storage/ledger/ledger.h"
 
 namespace ckptd {
@@ -78,8 +79,11 @@ class Engine::Impl {
   // Another node has changed it.
   void OnRootChanged(Run* run);
   void OnJoined(Run* run, int64_t attempt, const v1::JoinRunRequest& request);
+  void OnUploadChanged(const Run& run, int64_t sequence);
   // Whether room on the run's disk may come without another save's end.
   bool MayFreeRoom(const Run& run) const;
+  // A save needs the room of checkpoints that wait for their upload alone.
+  void GiveUpUploads(Run* run);
   void OnTrashEmptied(Run* run, bool for_room);
   void OnHistoryFailed(Run* run, bool retention_waits);
   void OnAdmitted(Save* save);
@@ -134,6 +138,8 @@ class Engine::Impl {
   absl::StatusOr<Awaited> FindAwaitedByName(const Caller& caller, const std::string& name);
   absl::StatusOr<Awaited> FindAwaitedByKey(const Caller& caller, const v1::WaitRequest& request);
   void Wait(const Caller& caller, const v1::WaitRequest& request, Reply<v1::WaitResponse> reply);
+  // The checkpoint is committed; answers when it is in the bucket, too.
+  void WaitForUpload(v1::Checkpoint committed, Instant deadline, Reply<v1::WaitResponse> reply);
   absl::StatusOr<WriteTarget> BeginWrite(const Caller& caller, const v1::SaveKey& key,
                                          const std::string& path,
                                          std::function<void(const absl::Status&)> revoke);
@@ -222,6 +228,7 @@ class Engine::Impl {
   FilePlacer placer_;
   OutcomeHistory history_;
   TrashCollector trash_;
+  Uploads uploads_;
   Retention retention_;
   DiskRoom disk_;
   RootScanner scanner_;

@@ -52,13 +52,22 @@ void Engine::Impl::OnRootChanged(Run* run) {
 
 void Engine::Impl::OnJoined(Run* run, int64_t attempt, const v1::JoinRunRequest& request) {
   resumes_.OnJoined(run, attempt, request.rank());
+  if (request.rank() == 0 && attempt >= run->active_attempt)
+    uploads_.SetPolicy(run, request.has_upload() ? &request.upload() : nullptr);
   ReportOrphans(run, attempt, request);
 }
 
 // ---- room
 
 bool Engine::Impl::MayFreeRoom(const Run& run) const {
+  if (!retention_.HeldForUploadAlone(run).empty()) return true;
   return retention_.HasEvictions(run) || trash_.MayFreeRoom(run) || history_.MayFreeRoom(run);
+}
+
+// Nothing else frees room any more.
+void Engine::Impl::GiveUpUploads(Run* run) {
+  if (retention_.HasEvictions(*run) || trash_.MayFreeRoom(*run) || history_.MayFreeRoom(*run)) return;
+  uploads_.GiveUp(run, retention_.HeldForUploadAlone(*run));
 }
 
 void Engine::Impl::OnTrashEmptied(Run* run, bool for_room) {
@@ -93,7 +102,7 @@ void Engine::Impl::OnRecovered(Save* save) {
 void Engine::Impl::OnCommitted(Save* save, CommittedCheckpoint committed, PointerFiles pointers) {
   Run* run = save->run;
   run->catalog.RemoveTag(save->key.tag);
-  run->catalog.Add(std::move(committed));
+  uploads_.OnCommitted(run, run->catalog.Add(std::move(committed)).summary);
   retention_.SetPolicies(run, {LoadRetention(run->ledger->record())});
   retention_.SetPointers(run, std::move(pointers));
   tracker_.End(save, v1::COMMITTED);  // Retention follows when the history is on disk.
@@ -137,6 +146,14 @@ void Engine::Impl::OnSaveEnded(Save* save) {
 }
 
 // ---- checkpoints
+
+void Engine::Impl::OnUploadChanged(const Run& run, int64_t sequence) {
+  const CommittedCheckpoint* committed = run.catalog.Find(sequence);
+  if (committed == nullptr) return;
+  v1::WatchResponse event;
+  *event.mutable_checkpoint() = Describe(run, *committed);
+  watches_.Notify(run, std::move(event));
+}
 
 void Engine::Impl::OnRemovedByOthers(Run* run, int64_t sequence) {
   run->catalog.Withdraw(sequence);

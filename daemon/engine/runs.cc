@@ -104,6 +104,7 @@ void Engine::Impl::LoadSnapshot(Run* run, RootSnapshot snapshot) {
       });
   ledger->RaiseAttempt(highest_attempt);
   run->SetLedger(std::move(ledger));
+  uploads_.Load(run);
   run->ledger->WatchActiveAttempt([run](int64_t attempt) { run->active_attempt = attempt; });
   RecordMissingOutcomes(run, snapshot.recovered);
   RecordLostSaves(run, snapshot.recovered);
@@ -154,6 +155,8 @@ void Engine::Impl::RecordMissingOutcomes(Run* run, const std::vector<RecoveredSa
     outcome.set_size_bytes(summary.size_bytes());
   }
   for (auto outcome = missing.rbegin(); outcome != missing.rend(); ++outcome) {
+    // The record has neither: both are written together.
+    uploads_.OnCommitted(run, run->catalog.Find(outcome->sequence())->summary);
     history_.Record(run, *outcome);
     observer_->OnEarlierSaveEnded(SummaryOf(*run, *outcome));
   }

@@ -1,5 +1,6 @@
 // Begin, Extend, Seal, Abort, Wait, WriteFile: finds what a request is about, and hands it to the class that
 // does it.
+#include <algorithm>
 #include <chrono>
 #include <optional>
 #include <string>
@@ -216,9 +217,8 @@ absl::StatusOr<Engine::Impl::Awaited> Engine::Impl::FindAwaitedByKey(const Calle
 }
 
 void Engine::Impl::Wait(const Caller& caller, const v1::WaitRequest& request, Reply<v1::WaitResponse> reply) {
-  if (request.level() != v1::STAGED && request.level() != v1::SEALED && request.level() != v1::COMMITTED) {
-    return reply(InvalidArgument("level is STAGED, SEALED or COMMITTED"));
-  }
+  if (request.level() < v1::STAGED || request.level() > v1::UPLOADED)
+    return reply(InvalidArgument("level is STAGED, SEALED, COMMITTED or UPLOADED"));
   absl::StatusOr<Duration> timeout =
       CheckDuration(request.has_timeout(), request.timeout(), "timeout", std::chrono::seconds(60),
                     Duration(0), std::chrono::seconds(86400));
@@ -227,6 +227,13 @@ void Engine::Impl::Wait(const Caller& caller, const v1::WaitRequest& request, Re
   absl::StatusOr<Awaited> awaited =
       by_name ? FindAwaitedByName(caller, request.name()) : FindAwaitedByKey(caller, request);
   if (!awaited.ok()) return reply(awaited.status());
+  const Instant deadline = clock_->Now() + *timeout;
+  if (request.level() == v1::UPLOADED) {
+    reply = [this, deadline, reply = std::move(reply)](absl::StatusOr<v1::WaitResponse> answer) mutable {
+      if (!answer.ok() || answer->checkpoint().level() != v1::COMMITTED) return reply(std::move(answer));
+      WaitForUpload(std::move(*answer->mutable_checkpoint()), deadline, std::move(reply));
+    };
+  }
   if (awaited->past) {
     v1::WaitResponse response;
     *response.mutable_checkpoint() = *std::move(awaited->past);
@@ -234,10 +241,28 @@ void Engine::Impl::Wait(const Caller& caller, const v1::WaitRequest& request, Re
   }
   Waiter waiter;
   waiter.rank = by_name ? -1 : request.key().rank();
-  waiter.level = request.level();
-  waiter.deadline = clock_->Now() + *timeout;
+  waiter.level = std::min(request.level(), v1::COMMITTED);
+  waiter.deadline = deadline;
   waiter.reply = std::move(reply);
   tracker_.Wait(awaited->save, std::move(waiter));
+}
+
+void Engine::Impl::WaitForUpload(v1::Checkpoint committed, Instant deadline, Reply<v1::WaitResponse> reply) {
+  Run* const run = runs_.Find(committed.run());
+  if (run == nullptr)
+    return reply(MakeError(absl::StatusCode::kNotFound, reason::kUnknownRun, committed.run()));
+  const int64_t sequence = committed.sequence();
+  const std::string tag = committed.tag();
+  uploads_.Wait(run, sequence, tag, deadline,
+                [this, run, committed = std::move(committed),
+                 reply = std::move(reply)](const absl::Status& uploaded) mutable {
+                  if (!uploaded.ok() && !absl::IsDeadlineExceeded(uploaded)) return reply(uploaded);
+                  v1::WaitResponse response;
+                  uploads_.Describe(*run, committed.sequence(), &committed);
+                  if (uploaded.ok()) committed.set_level(v1::UPLOADED);
+                  *response.mutable_checkpoint() = std::move(committed);
+                  reply(std::move(response));
+                });
 }
 
 // ---- a save of several nodes whose outcome is unknown

@@ -121,6 +121,15 @@ void AddRuns(const v1::Status& status, double now, bool root_paths,
   Gauges read_only("ckptd_root_read_only",
                    "1 after a failed directory sync, until the root is scanned again.");
   Gauges backend("ckptd_root_io_backend_info", "How the root is written: io_uring or threads.");
+  Gauges waiting("ckptd_uploads_waiting",
+                 "Checkpoints of the run that are to be uploaded and are not in the bucket.");
+  Gauges lag("ckptd_oldest_upload_waiting_age_seconds",
+             "Since the commit of the oldest checkpoint that is to be uploaded; 0 without one.");
+  Gauges sent("ckptd_uploaded_bytes_total", "Bytes that uploads of the run have sent.");
+  Gauges uploaded("ckptd_uploads_total", "Uploads of the run that have ended well.");
+  Gauges failed("ckptd_upload_failures_total",
+                "Tries to upload, or to remove from the bucket, that have failed.");
+  for (Gauges* counters : {&sent, &uploaded, &failed}) counters->BeCounters();
   int degraded_count = 0;
   for (const v1::Run& run : status.runs()) {
     Labels labels = {{"run", run.name()}};
@@ -139,6 +148,13 @@ void AddRuns(const v1::Status& status, double now, bool root_paths,
     readers.Set(run.leases(), labels);
     trash.Set(static_cast<double>(run.trash_bytes()), labels);
     if (run.has_probe()) free.Set(static_cast<double>(run.probe().free_bytes()), labels);
+    const v1::RunUploads& uploads = run.uploads();
+    waiting.Set(uploads.waiting_size(), labels);
+    lag.Set(uploads.waiting().empty() ? 0 : std::max(0.0, now - Seconds(uploads.waiting(0).commit_time())),
+            labels);
+    sent.Set(static_cast<double>(uploads.sent_bytes()), labels);
+    uploaded.Set(static_cast<double>(uploads.done()), labels);
+    failed.Set(static_cast<double>(uploads.failed()), labels);
     degraded.Set(run.degraded() ? 1 : 0, labels);
     read_only.Set(run.read_only() ? 1 : 0, labels);
     if (!run.probe().io_backend().empty()) {
@@ -148,8 +164,9 @@ void AddRuns(const v1::Status& status, double now, bool root_paths,
     }
     if (run.degraded()) ++degraded_count;
   }
-  for (Gauges* gauges : {&sequence, &step, &time, &size, &kept, &in_flight, &oldest, &damaged, &pool,
-                         &readers, &trash, &free, &degraded, &read_only, &backend}) {
+  for (Gauges* gauges : {&sequence, &step,    &time,    &size,  &kept,     &in_flight, &oldest,
+                         &damaged,  &pool,    &readers, &trash, &free,     &degraded,  &read_only,
+                         &backend,  &waiting, &lag,     &sent,  &uploaded, &failed}) {
     gauges->MoveTo(families);
   }
   AddGauge(families, "ckptd_roots_degraded", "Roots whose file system does not answer.", degraded_count);

@@ -2,6 +2,7 @@
 // reverse order. Longer than other files, because what starts a part and what stops it are read together.
 #include "daemon/runtime/daemon.h"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/eventfd.h>
@@ -60,6 +61,7 @@
 #include "daemon/succession/seal_journal.h"
 #include "daemon/systemd/manager_store.h"
 #include "daemon/systemd/notifier.h"
+#include "daemon/upload/bucket_uploads.h"
 #include "storage/base/clock.h"
 #include "storage/base/errors.h"
 #include "storage/base/status_macros.h"
@@ -87,6 +89,8 @@ constexpr Duration kReleaseTimeout = std::chrono::seconds(2);
 constexpr Duration kStopTimeout = std::chrono::seconds(15);
 // Of file systems, to finish what they are at.
 constexpr Duration kRootTimeout = std::chrono::seconds(5);
+// Of a private daemon, to send what waits once its last session has ended.
+constexpr Duration kUploadTimeout = std::chrono::hours(1);
 constexpr int kWorkers = 64;
 
 sigset_t HandledSignals() {
@@ -158,6 +162,7 @@ class Daemon {
   void Notify(const std::string& state);
   void FeedWatchdog();
   void PublishStatus();
+  bool IsUploading();
   bool IsIdleTooLong();
   absl::StatusOr<v1::Status> AskStatus();
   v1::ClusterStatus DescribeCluster() const;  // On the engine's thread.
@@ -178,9 +183,11 @@ class Daemon {
   std::array<int64_t, 3> fed_turns_ = {-1, -1, -1};
   Instant next_status_{};
   Instant last_busy_{};
+  Instant last_session_{};
   std::atomic<bool> keepers_left_ = false;
   std::atomic<bool> drained_ = false;
-  std::atomic<bool> sealed_saves_ = false;  // As of the engine's last tick.
+  std::atomic<bool> sealed_saves_ = false;  // As of the engine's last tick, like uploads_wait_.
+  std::atomic<bool> uploads_wait_ = false;
 
   DaemonMetrics metrics_;
   SaveLog save_log_;
@@ -200,6 +207,7 @@ class Daemon {
   std::unique_ptr<ThreadedRootIoFactory> root_ios_;
   std::unique_ptr<WorkerPool> state_worker_;  // Writes the list of known roots.
   std::unique_ptr<HistoryStore> history_;
+  std::unique_ptr<BucketUploads> uploads_;
   std::unique_ptr<RootAttacher> attacher_;
   std::unique_ptr<AttachQueue> attaches_;
   std::unique_ptr<SealJournal> journal_;  // Null: no service manager would keep it.
@@ -263,6 +271,7 @@ absl::Status Daemon::StartEngine(Inheritance inheritance) {
                             .dropped = [this] { metrics_.OnHistoryDropped(); },
                             .post = post});
   save_log_.SetHistory(history_.get());
+  uploads_ = std::make_unique<BucketUploads>(UploadOptionsOf(config_, options_.is_private, post));
   attaches_ = std::make_unique<AttachQueue>(AttachLimitsOf(config_), &SystemClock());
   attacher_ = std::make_unique<RootAttacher>(
       state_.get(), [this](RootToOpen root) { return OpenRoot(std::move(root)); },
@@ -287,6 +296,7 @@ absl::Status Daemon::StartEngine(Inheritance inheritance) {
         if (cluster_ != nullptr)
           cluster_->OnTick([this] { return engine_->GetStatus({.uid = ::geteuid(), .privileged = true}); });
         sealed_saves_ = engine_->HasSealedSaves();
+        uploads_wait_ = engine_->HasUploads();
       },
       kTick);
   workers_ = std::make_unique<WorkerPool>(kWorkers);
@@ -339,6 +349,9 @@ absl::StatusOr<RootAccess> Daemon::OpenRoot(RootToOpen root) {
     return shared_roots_->Open(std::move(files), root.path);
   }
   RootAccess access;
+  UniqueFd directory(::fcntl(root.directory.get(), F_DUPFD_CLOEXEC, 3));
+  if (!directory) return ErrnoError(errno, absl::StrCat("duplicating the descriptor of ", root.path));
+  access.uploads = uploads_->ForRoot(std::move(directory), root.user);
   CKPTD_ASSIGN_OR_RETURN(access.io, root_ios_->Make(std::move(root.directory), std::move(root.user)));
   return access;
 }
@@ -434,7 +447,7 @@ Daemon::Event Daemon::WaitForEvent(Duration timeout) {
 }
 
 int Daemon::Serve() {
-  last_busy_ = SystemClock().Now();
+  last_busy_ = last_session_ = SystemClock().Now();
   bool has_deadline = true;
   bool is_left = false;  // Its last keeper has said Goodbye.
   while (true) {
@@ -455,7 +468,8 @@ int Daemon::Serve() {
     if (keepers_left_.exchange(false)) is_left = true;
     if (sessions_.keepers() > 0) is_left = false;
     // A private daemon drains without a deadline, because nobody waits for its end.
-    if (is_left && sessions_.sessions() == 0 && sessions_.CloseToKeepers()) {
+    const bool is_unused = is_left && sessions_.sessions() == 0 && !IsUploading();
+    if (is_unused && sessions_.CloseToKeepers()) {
       Log(LogLevel::kInfo, "the last keeper has left: publishing sealed saves");
       has_deadline = false;
       break;
@@ -473,9 +487,16 @@ int Daemon::Serve() {
   return published ? 0 : 1;
 }
 
+// The bucket may be away for good, and nobody looks any more: the next private daemon of this folder goes on.
+bool Daemon::IsUploading() {
+  const Instant now = SystemClock().Now();
+  if (sessions_.sessions() > 0) last_session_ = now;
+  return uploads_wait_ && now - last_session_ < kUploadTimeout;
+}
+
 bool Daemon::IsIdleTooLong() {
   const Instant now = SystemClock().Now();
-  if (sessions_.sessions() > 0 || sealed_saves_) last_busy_ = now;
+  if (sessions_.sessions() > 0 || sealed_saves_ || IsUploading()) last_busy_ = now;
   return now - last_busy_ >= options_.idle_timeout;
 }
 
@@ -573,6 +594,7 @@ void Daemon::Stop() {
     ::_exit(1);
   }
   engine_.reset();
+  uploads_.reset();
   shared_roots_.reset();  // After the runs, which the engine owns.
   cluster_.reset();
   root_ios_.reset();  // Before the pool, whose memory its checksum threads read.

@@ -183,6 +183,18 @@ HandoffOptions HandoffOptionsOf(const config::v1::DaemonConfig& config, const Un
   return options;
 }
 
+BucketUploads::Options UploadOptionsOf(const config::v1::DaemonConfig& config, bool is_private,
+                                       std::function<void(absl::AnyInvocable<void()>)> post) {
+  const auto& upload = config.upload();
+  BucketUploads::Options options;
+  options.rights.allows_all = is_private;
+  options.rights.prefixes = {upload.allowed_prefixes().begin(), upload.allowed_prefixes().end()};
+  options.bytes_per_second = upload.bytes_per_second();
+  options.parallel_parts = upload.parallel_parts();
+  options.post = std::move(post);
+  return options;
+}
+
 absl::StatusOr<std::vector<HttpServer::Options>> MetricsOptionsOf(const config::v1::DaemonConfig& config,
                                                                   Duration timeout) {
   const auto& metrics = config.metrics();

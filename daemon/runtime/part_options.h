@@ -3,9 +3,11 @@
 #ifndef CKPTD_DAEMON_RUNTIME_PART_OPTIONS_H_
 #define CKPTD_DAEMON_RUNTIME_PART_OPTIONS_H_
 
+#include <functional>
 #include <string>
 #include <vector>
 
+#include "absl/functional/any_invocable.h"
 #include "absl/status/statusor.h"
 #include "ckptd/config/v1/config.pb.h"
 #include "daemon/attach/attach_queue.h"
@@ -18,6 +20,7 @@
 #include "daemon/root_io/threaded_root_io.h"
 #include "daemon/runtime/cluster/cluster_node.h"
 #include "daemon/runtime/cluster/shared_roots.h"
+#include "daemon/upload/bucket_uploads.h"
 #include "storage/base/clock.h"
 
 namespace ckptd {
@@ -41,6 +44,9 @@ absl::StatusOr<UnixListenerOptions> SocketOptionsOf(const config::v1::DaemonConf
 // The hand-off socket has the mode and the group of `socket`.
 HandoffOptions HandoffOptionsOf(const config::v1::DaemonConfig& config, const UnixListenerOptions& socket,
                                 const std::string& instance);
+// A private daemon has the rights of the job that has started it. `post` runs work on the engine's thread.
+BucketUploads::Options UploadOptionsOf(const config::v1::DaemonConfig& config, bool is_private,
+                                       std::function<void(absl::AnyInvocable<void()>)> post);
 // Of the servers of /metrics: one for the port, and one for metrics.socket_path, on which this listens. Each
 // has its own bound of connections, so those to the port, which every user may open, cannot use up the
 // socket's. Reads metrics.token_file. Empty: metrics are off.

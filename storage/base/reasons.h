@@ -22,6 +22,10 @@ inline constexpr char kInvalidPointer[] = "INVALID_POINTER";
 inline constexpr char kMultiNodeUnsupported[] = "MULTI_NODE_UNSUPPORTED";
 // Not in a root that several nodes share.
 inline constexpr char kSharedRootUnsupported[] = "SHARED_ROOT_UNSUPPORTED";
+// The configuration does not allow uploads to this URL.
+inline constexpr char kUploadNotAllowed[] = "UPLOAD_NOT_ALLOWED";
+// The checkpoint is committed, and not in the bucket: it is not its turn, or it was given up.
+inline constexpr char kNotUploaded[] = "NOT_UPLOADED";
 
 // ---- Who may call
 

@@ -115,6 +115,8 @@ class Ledger {
   // after an error the earlier one counts.
   virtual void SetRetentionOverride(const std::optional<storage::v1::RetentionPolicy>& policy,
                                     Answer<absl::Status> set) = 0;
+  // What the run uploads. Written with the next write of the history.
+  virtual void SetUploads(const storage::v1::UploadRecord& uploads) = 0;
   virtual const storage::v1::RunRecord& record() const = 0;
 };
 

@@ -49,6 +49,7 @@ class LocalLedger : public Ledger {
                     const std::vector<storage::v1::RetentionPolicy>& next) override;
   void SetRetentionOverride(const std::optional<storage::v1::RetentionPolicy>& policy,
                             Answer<absl::Status> set) override;
+  void SetUploads(const storage::v1::UploadRecord& uploads) override { *record_.mutable_uploads() = uploads; }
   const storage::v1::RunRecord& record() const override { return record_; }
 
  private:

@@ -195,6 +195,10 @@ CASES = {
         [('ckptd_root_io_backend_info{instance="n",run="runs/1",backend="threads"}', "1x90")],
         [('ckptd_root_io_backend_info{instance="n",run="runs/1",backend="io_uring"}', "1x90")],
     ),
+    "CkptdUploadsLag": (
+        [("ckptd_oldest_upload_waiting_age_seconds" + RUN, "3660+60x80")],
+        [("ckptd_oldest_upload_waiting_age_seconds" + RUN, "0+30x80")],
+    ),
     "CkptdHistoryIncomplete": (
         [('ckptd_history_dropped_entries_total{instance="n"}', "0x50 3x10")],
         [('ckptd_history_dropped_entries_total{instance="n"}', "3x60")],

@@ -35,6 +35,27 @@ std::string Percent(const v1::Checkpoint& checkpoint) {
   return absl::StrFormat("%d %%", checkpoint.written_bytes() * 100 / checkpoint.size_bytes());
 }
 
+// A committed checkpoint that is in the bucket, too, is UPLOADED.
+std::string LevelOf(const v1::Checkpoint& checkpoint) {
+  const bool is_uploaded = checkpoint.upload().state() == v1::CheckpointUpload::DONE;
+  return v1::Level_Name(is_uploaded && checkpoint.level() == v1::COMMITTED ? v1::UPLOADED
+                                                                           : checkpoint.level());
+}
+
+// How far its upload is, or why it lags. Empty: it has ended, or there is none.
+std::string UploadText(const v1::Checkpoint& checkpoint, int64_t now_us) {
+  const v1::CheckpointUpload& upload = checkpoint.upload();
+  if (upload.state() == v1::CheckpointUpload::UPLOADING) {
+    return absl::StrCat("uploading, ", HumanBytes(upload.sent_bytes()), " of ",
+                        HumanBytes(checkpoint.size_bytes()));
+  }
+  if (upload.state() != v1::CheckpointUpload::WAITING) return "";
+  if (!upload.has_error()) return "waits for its upload";
+  const double seconds = static_cast<double>(UnixMicros(upload.next_try_time()) - now_us) / 1e6;
+  return absl::StrCat("not uploaded: ", upload.error().reason(), ": ", upload.error().message(),
+                      "; next try ", seconds > 0 ? absl::StrCat("in ", HumanSeconds(seconds)) : "now");
+}
+
 std::string Time(const google::protobuf::Timestamp& time) { return LocalTime(UnixMicros(time)); }
 
 std::string Metrics(const v1::Checkpoint& checkpoint) {
@@ -88,6 +109,12 @@ std::string Attention(const v1::Run& run, int64_t now_us) {
                                  Percent(save), ", ", save.missing_ranks().empty() ? "" : Ranks(save) + ", ",
                                  "for ", Age(save.create_time(), now_us), ")"));
   }
+  for (const v1::Checkpoint& waiting : run.uploads().waiting()) {
+    if (!waiting.upload().has_error()) continue;
+    parts.push_back(absl::StrCat("UPLOADS LAG (", run.uploads().waiting_size(), " waiting): ", waiting.tag(),
+                                 " ", UploadText(waiting, now_us)));
+    break;
+  }
   const v1::Checkpoint& failure = run.last_failure();
   const bool is_past =
       run.has_latest() && UnixMicros(run.latest().commit_time()) > UnixMicros(failure.create_time());
@@ -133,6 +160,13 @@ std::string RenderRun(const v1::Run& run, int64_t now_us) {
               run.trash_bytes() > 0 ? absl::StrCat(", ", HumanBytes(run.trash_bytes()), " in trash") : ""));
   if (run.pool_bytes() > 0)
     AddLine(&text, "memory", absl::StrCat(HumanBytes(run.pool_bytes()), " of the pool, by saves in flight"));
+  if (run.has_uploads()) {
+    AddLine(&text, "uploads",
+            absl::StrCat(run.uploads().policy().url(), ": ", run.uploads().kept(), " there, ",
+                         run.uploads().waiting_size(), " waiting"));
+    for (const v1::Checkpoint& waiting : run.uploads().waiting())
+      AddLine(&text, "", absl::StrCat(waiting.tag(), ": ", UploadText(waiting, now_us)));
+  }
   if (run.has_probe()) AddLine(&text, "root", Root(run.probe()));
   for (const std::string& warning : run.probe().warnings()) AddLine(&text, "warning", warning);
   for (const v1::Checkpoint& damaged : run.damaged()) {
@@ -364,13 +398,15 @@ std::string RenderSessions(const v1::ListSessionsResponse& list) {
 }
 
 // The remarks of a list's last column.
-std::vector<std::string> Remarks(const v1::Checkpoint& checkpoint) {
+std::vector<std::string> Remarks(const v1::Checkpoint& checkpoint, int64_t now_us) {
   std::vector<std::string> remarks;
   if (checkpoint.has_damage()) remarks.push_back("DAMAGED");
   if (!checkpoint.suspect().empty()) remarks.push_back("suspect");
   if (checkpoint.pinned()) remarks.push_back("pinned");
   if (checkpoint.resident()) remarks.push_back("in memory");
   if (!checkpoint.adopted_from().empty()) remarks.push_back("of " + checkpoint.adopted_from());
+  if (std::string upload = UploadText(checkpoint, now_us); !upload.empty())
+    remarks.push_back(std::move(upload));
   if (!checkpoint.error().reason().empty()) remarks.push_back(checkpoint.error().reason());
   return remarks;
 }
@@ -386,7 +422,7 @@ std::string RenderCheckpoints(const v1::ListCheckpointsResponse& list, int64_t n
     table.Add({checkpoint.tag(), Step(checkpoint), absl::StrCat(checkpoint.sequence()), Attempt(checkpoint),
                HumanBytes(checkpoint.size_bytes()), absl::StrCat(checkpoint.file_count()),
                Age(committed ? checkpoint.commit_time() : checkpoint.create_time(), now_us),
-               v1::Level_Name(checkpoint.level()), absl::StrJoin(Remarks(checkpoint), ", ")});
+               LevelOf(checkpoint), absl::StrJoin(Remarks(checkpoint, now_us), ", ")});
   }
   for (const v1::ForeignCheckpoint& foreign : list.foreign()) {
     table.Add({foreign.tag(), "-", "-", "-",
@@ -473,6 +509,12 @@ std::string RenderCheckpoint(const v1::Checkpoint& checkpoint, int64_t now_us) {
                                       1e6),
                          " after its begin"));
   }
+  if (checkpoint.has_upload()) {
+    const std::string how = UploadText(checkpoint, now_us);
+    AddLine(&text, "upload",
+            how.empty() ? absl::StrCat("in ", checkpoint.upload().url())
+                        : absl::StrCat(how, " (", checkpoint.upload().url(), ")"));
+  }
   AddLine(&text, "metrics", Metrics(checkpoint));
   if (checkpoint.pinned()) AddLine(&text, "pinned", "retention and re-saves do not remove it");
   if (checkpoint.has_scrub_time())
@@ -544,6 +586,11 @@ std::string ProgressLines::Line(const v1::WatchResponse& event) {
   Learn(checkpoint);
   const std::string head = absl::StrCat(Time(event.time()).substr(11), "  ", RootOf(checkpoint.name()), "  ",
                                         checkpoint.tag(), "  ");
+  const std::string upload = UploadText(checkpoint, now_us);
+  if (checkpoint.upload().state() == v1::CheckpointUpload::UPLOADING || checkpoint.upload().has_error())
+    return absl::StrCat(head, upload);
+  if (checkpoint.upload().state() == v1::CheckpointUpload::DONE)
+    return absl::StrCat(head, LevelOf(checkpoint), "  ", checkpoint.upload().url());
   if (checkpoint.level() >= v1::COMMITTED) {
     starts_.erase(key);
     const double took = static_cast<double>(now_us - UnixMicros(checkpoint.create_time())) / 1e6;

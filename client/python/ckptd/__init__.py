@@ -38,6 +38,7 @@ from ckptd.preemption import Preemption, on_preemption
 from ckptd.restore import Checkpoint, Root, open_root
 from ckptd.retention import Keep, RetentionDecision, TrashedCheckpoint
 from ckptd.run import Run
+from ckptd.uploads import Upload
 
 __all__ = [
     "Busy",
@@ -73,6 +74,7 @@ __all__ = [
     "TrashedCheckpoint",
     "Unavailable",
     "UnsafeGlobalsWarning",
+    "Upload",
     "WaitTimeout",
     "__version__",
     "connect",

@@ -16,6 +16,7 @@ from ckptd._session.session import socket_path
 from ckptd._wire.protocol import messages
 from ckptd.retention import Keep, keep_of_arguments
 from ckptd.run import Run
+from ckptd.uploads import Upload
 
 DEFAULT_ENDPOINT = "unix:/run/ckptd/ckptd.sock"
 _CONNECT_SECONDS = 10.0
@@ -95,6 +96,7 @@ class Client:
         *,
         retention: Optional[Keep] = None,
         local_ranks: Optional[Sequence[int]] = None,
+        upload: Optional[Upload] = None,
     ) -> Run:
         """Joins the job's series of checkpoints in a directory.
 
@@ -116,6 +118,8 @@ class Client:
                 Default: all
             local_ranks (Sequence[int], optional): the ranks on this node, this one among them, in a job on several
                 nodes. Default: what torchrun or ``srun`` list, else a block of ``$LOCAL_WORLD_SIZE`` ranks, else all
+            upload (Upload, optional): the bucket to which the daemon copies checkpoints; the same on all ranks. Default:
+                none
 
         If this process holds the rank already, the new Run takes it over, and the older one says so when it
         is used.
@@ -130,7 +134,9 @@ class Client:
             _root_path(root),
             rank,
             world_size,
-            JoinOptions(run_id, attempt or 0, keep_of_arguments(retention, num_kept_ckpts), commit_timeout, takeover),
+            JoinOptions(
+                run_id, attempt or 0, keep_of_arguments(retention, num_kept_ckpts), commit_timeout, takeover, upload
+            ),
             keep_alive=self,
             local_ranks=local_ranks,
         )

@@ -95,6 +95,7 @@ class NodesLedger : public Ledger {
   void OnRetentionOverride(const std::optional<storage::v1::RetentionPolicy>& policy) {
     StoreRetentionOverride(policy, &record_);
   }
+  void SetUploads(const storage::v1::UploadRecord&) override {}  // Such a run uploads nothing.
   const storage::v1::RunRecord& record() const override { return record_; }
 
  private:

@@ -131,6 +131,7 @@ void DiskRoom::Poll(Save* save) {
   if (state.poll_at) return;
   state.poll_at = clock_->Now() + kPollInterval;
   MakeRoom(save->run, NeededBytes(*save) - FreeBytes(*save->run, save));
+  if (hooks_.give_up_uploads != nullptr) hooks_.give_up_uploads(save->run);
 }
 
 void DiskRoom::MakeRoom(Run* run, int64_t bytes) {

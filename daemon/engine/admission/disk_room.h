@@ -33,6 +33,8 @@ class DiskRoom {
     // Empties the run's trash, also checkpoints in their grace period if that is needed to free `bytes`.
     // Returns how many of these bytes the trash has.
     std::function<int64_t(Run*, int64_t bytes)> empty_trash;
+    // A save waits for room that checkpoints take which wait for their upload. Null: there are none.
+    std::function<void(Run*)> give_up_uploads = nullptr;
     // The free space of some root may have changed: admission tries again.
     std::function<void()> room_changed;
   };

@@ -93,6 +93,10 @@ void RunJoiner::Join(SessionId session, Run* run, const v1::JoinRunRequest& requ
                            absl::StrCat("run_id is \"", request.run_id(), "\", but the root ", run->path,
                                         " holds run \"", known_id, "\"; use another root or that id")));
   }
+  if (request.has_upload()) {
+    if (absl::Status refused = hooks_.check_upload(*run, request.upload()); !refused.ok())
+      return reply(refused);
+  }
   Ledger::JoinSpec spec;
   spec.rank = request.rank();
   spec.world_size = request.world_size();

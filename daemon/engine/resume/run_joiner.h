@@ -26,6 +26,7 @@ class RunJoiner {
     std::function<void(Run*, int64_t attempt, const v1::JoinRunRequest&)> joined;
     // The attempt acts now: ends what older ones have not sealed.
     std::function<void(Run*, int64_t attempt)> fence_off;
+    std::function<absl::Status(const Run&, const v1::UploadPolicy&)> check_upload = nullptr;
   };
 
   // `node`: EngineOptions::node.

@@ -96,7 +96,7 @@ void Retention::SetPolicyOf(Run* run, int64_t sequence, const std::optional<Rete
 }
 
 // What keeps a checkpoint whatever the policy says. Pins on disk are in the catalog.
-void Retention::AddUses(const Run& run, int64_t resumed, Keepers* keepers) const {
+void Retention::AddUses(const Run& run, int64_t resumed, Keepers* keepers, bool also_held) const {
   const State& state = states_.Of(&run);
   const auto add = [keepers](const auto& sequences, const char* why) {
     for (int64_t sequence : sequences) (*keepers)[sequence].push_back(why);
@@ -109,6 +109,7 @@ void Retention::AddUses(const Run& run, int64_t resumed, Keepers* keepers) const
   add(run.catalog.withdrawn(), "removed by another node, when a newer one is there");
   const std::vector<int64_t> leased = hooks_.leased_sequences(run);
   add(std::set<int64_t>(leased.begin(), leased.end()), "being read");
+  if (hooks_.held_for_upload != nullptr && !also_held) add(hooks_.held_for_upload(run), "not uploaded yet");
   if (resumed != 0 && !state.deciding.contains(resumed)) add(std::set<int64_t>{resumed}, "resumed from");
 }
 
@@ -198,7 +199,17 @@ void Retention::EvictVictims(Run* run, int64_t resumed) {
   if (!HasEvictions(*run)) trash_->Empty(run);  // A re-save leaves its predecessor in the trash.
 }
 
-std::vector<int64_t> Retention::Victims(const Run& run, int64_t resumed) const {
+std::vector<int64_t> Retention::HeldForUploadAlone(const Run& run) const {
+  if (hooks_.held_for_upload == nullptr) return {};
+  const std::vector<int64_t> held = hooks_.held_for_upload(run);
+  if (held.empty()) return {};
+  std::vector<int64_t> victims = Victims(run, /*resumed=*/0, /*also_held=*/true);
+  std::erase_if(victims,
+                [&](int64_t each) { return std::find(held.begin(), held.end(), each) == held.end(); });
+  return victims;
+}
+
+std::vector<int64_t> Retention::Victims(const Run& run, int64_t resumed, bool also_held) const {
   if (!KeptLast(run)) return {};
   const State& state = states_.Of(&run);
   if (!state.pointers_known) return {};
@@ -212,7 +223,7 @@ std::vector<int64_t> Retention::Victims(const Run& run, int64_t resumed) const {
   for (const RetentionPolicy& policy : state.policies)
     keepers.merge(
         KeptByPolicy(policy, run.catalog, clock_->UnixMicros(), /*committing=*/false, RetainedThrough(run)));
-  AddUses(run, resumed, &keepers);
+  AddUses(run, resumed, &keepers, also_held);
   for (int64_t sequence : state.pointed) keepers[sequence];
   return Without(run, keepers);
 }

@@ -31,6 +31,7 @@ class Retention {
  public:
   struct Hooks {
     std::function<std::vector<int64_t>(const Run&)> leased_sequences;
+    std::function<std::vector<int64_t>(const Run&)> held_for_upload = nullptr;  // Null: none are.
     std::function<void(Run*)> evicted;  // A checkpoint has left the catalog.
     // An eviction failed half-way, perhaps: only a scan tells what is on disk.
     std::function<void(Run*)> needs_scan;
@@ -47,6 +48,9 @@ class Retention {
   void OnScanned(Run* run);
   // The sequences that the next commit will push out, most likely.
   std::vector<int64_t> PredictedVictims(const Run& run) const;
+
+  // Checkpoints that retention would evict now if they did not wait for their upload.
+  std::vector<int64_t> HeldForUploadAlone(const Run& run) const;
 
   // Checkpoints that are being evicted, or will be as soon as the history is on disk.
   std::set<int64_t> Leaving(const Run& run) const;
@@ -123,9 +127,9 @@ class Retention {
   };
   // Answers with the checkpoint that the newest attempt resumes from; 0: none.
   void AskResumed(Run* run, absl::AnyInvocable<void(absl::StatusOr<int64_t>)> answer);
-  // What retention would evict now, oldest first.
-  std::vector<int64_t> Victims(const Run& run, int64_t resumed) const;
-  void AddUses(const Run& run, int64_t resumed, Keepers* keepers) const;
+  // What retention would evict now, oldest first; perhaps also what waits for its upload.
+  std::vector<int64_t> Victims(const Run& run, int64_t resumed, bool also_held = false) const;
+  void AddUses(const Run& run, int64_t resumed, Keepers* keepers, bool also_held = false) const;
   void EvictVictims(Run* run, int64_t resumed);
   void ContinueDeletions(Run* run);
   absl::Status CheckDeletable(const Run& run, int64_t sequence, bool force, int64_t resumed) const;

@@ -136,6 +136,7 @@ void RunTable::Create(SessionId session, const std::string& name, RootAttachment
   absl::StatusOr<RootAccess> access = attachment.make_io();
   if (!access.ok()) return reply(Annotate(access.status(), absl::StrCat("opening the root ", run->path)));
   run->io = std::move(access->io);
+  run->uploads = std::move(access->uploads);
   run->authority = std::move(access->authority);
   if (run->authority == nullptr)
     run->authority = std::make_unique<LocalAuthority>(run, std::bind_front(hooks_.publish, run));

@@ -21,6 +21,7 @@
 #include "daemon/engine/seams/authority.h"
 #include "daemon/engine/seams/engine_types.h"
 #include "daemon/engine/seams/root_io.h"
+#include "daemon/engine/seams/upload_io.h"
 #include "daemon/memory/segment_pool.h"
 #include "storage/base/clock.h"
 #include "storage/commit/steps/types.h"
@@ -37,6 +38,7 @@ struct Run {
   uid_t uid = 0;  // The owner; before the run is open, the user who attached its root first.
   std::unique_ptr<RootIo> io;
   std::unique_ptr<Authority> authority;  // Uses `io`, so it goes first.
+  std::unique_ptr<UploadIo> uploads;     // Null: the run's checkpoints are not uploaded.
   bool open = false;                     // The root is open and recovered.
   bool read_only = false;                // The root takes no changes before it has been scanned.
   bool scanning = false;

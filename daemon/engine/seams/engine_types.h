@@ -20,6 +20,7 @@
 #include "daemon/engine/seams/authority.h"
 #include "daemon/engine/seams/limits.h"
 #include "daemon/engine/seams/root_io.h"
+#include "daemon/engine/seams/upload_io.h"
 #include "daemon/memory/segment_pool.h"
 #include "storage/base/clock.h"
 
@@ -162,6 +163,7 @@ struct RootAccess {
   // Of the run in this root; it may use `io`, and is destroyed before it. Null: the run is of this node
   // alone.
   std::unique_ptr<Authority> authority = nullptr;
+  std::unique_ptr<UploadIo> uploads = nullptr;  // Null: its checkpoints are not uploaded.
 };
 
 // A root directory that a session handed over, with everything that the engine needs to open it once.

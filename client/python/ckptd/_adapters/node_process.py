@@ -17,6 +17,7 @@ from ckptd._saving.save import Save
 from ckptd._torch.reading.allowed_classes import Trust
 from ckptd.restore import Checkpoint, open_root
 from ckptd.run import Run
+from ckptd.uploads import Upload
 
 _log = logging.getLogger("ckptd")
 ADMISSION_SECONDS = 120.0  # How long a save of an adapter waits for room by default; Run.save() waits 30 s.
@@ -33,6 +34,7 @@ class Settings(NamedTuple):
     timeout: float = 3600.0
     pool_bytes: Optional[int] = None
     trust: Trust = Trust()
+    upload: Optional[Upload] = None
 
 
 class Place(NamedTuple):
@@ -97,6 +99,7 @@ class Process:
         pool_bytes: Optional[int] = None,
         weights_only: bool = True,
         safe_globals: Sequence[Any] = (),
+        upload: Optional[Upload] = None,
     ) -> None:
         """Sets which daemon this process uses, and what files may hold. Call it on every rank, before the first save or load.
 
@@ -114,6 +117,8 @@ class Process:
                 those of the library itself. ``False`` allows all, for files that you trust. Default: ``True``
             safe_globals (Sequence): classes to allow beside those, as ``torch.serialization.safe_globals``.
                 Default: none
+            upload (Upload, optional): the bucket to which the daemon copies the checkpoints, for a process that saves to
+                one root. Default: none
 
         Raises:
             ValueError: a timeout is not more than 0 seconds.
@@ -121,7 +126,8 @@ class Process:
         errors.check_seconds(commit_timeout=commit_timeout, timeout=timeout)
         with self._lock:
             self.await_all(time.monotonic() + self.settings.timeout)
-            self.settings = Settings(endpoint, commit_timeout, timeout, pool_bytes, Trust(weights_only, tuple(safe_globals)))
+            trust = Trust(weights_only, tuple(safe_globals))
+            self.settings = Settings(endpoint, commit_timeout, timeout, pool_bytes, trust, upload)
             self._disconnect()
             self.announce()
 
@@ -180,6 +186,7 @@ class Process:
                     world_size=world_size,
                     commit_timeout=self.settings.commit_timeout,
                     local_ranks=self._client.local_ranks() if is_of_job else None,
+                    upload=self.settings.upload,
                 )
                 joined = self._runs[root] = _Joined(group, run.rank, run.world_size, run, _directory(root))
             return joined.run

@@ -21,6 +21,7 @@ from ckptd._session.connection import Connection
 from ckptd._session.session import Session
 from ckptd._wire.protocol import messages
 from ckptd.retention import Keep
+from ckptd.uploads import Upload, message_of
 
 T = TypeVar("T")
 _log = logging.getLogger("ckptd")
@@ -50,6 +51,7 @@ class JoinOptions:
     keep: Optional[Keep] = None  # The retention policy that saves bring; None leaves it to the other ranks.
     commit_timeout: float = 600.0  # Seconds from a save's first Begin to its last Seal.
     takeover: bool = False  # Fences off another job that runs in the root.
+    upload: Optional[Upload] = None  # Which checkpoints the daemon copies to a bucket; None: none.
 
 
 # For how long a network file system may show another node's new directory as missing or stale.
@@ -250,6 +252,7 @@ class Membership:
             process=process_id(),
             job=self.launch.job,
             takeover=self._options.takeover,
+            upload=message_of(self._options.upload),
         )
         request.orphaned.extend(save.key for save in orphaned)
         return session.call(session.checkpoints.JoinRun, request, max(0.0, deadline - time.monotonic()))

@@ -7,6 +7,7 @@ from ckptd._progress_bar import Progress
 from ckptd._saving.save_state import SaveState
 
 LevelName = Literal["staged", "sealed", "committed"]
+WaitLevel = Literal["staged", "sealed", "committed", "uploaded"]
 
 
 class Save:
@@ -72,13 +73,14 @@ class Save:
         return self._state.level_name
 
     def wait(
-        self, level: LevelName = "committed", timeout: Optional[float] = None, progress: Progress = False
+        self, level: WaitLevel = "committed", timeout: Optional[float] = None, progress: Progress = False
     ) -> "Save":
         """Waits until the save has reached a level.
 
         Args:
-            level (str): ``"staged"`` (this rank's part is sealed), ``"sealed"`` (all ranks' parts are) or
-                ``"committed"`` (durable and published). Default: ``"committed"``
+            level (str): ``"staged"`` (this rank's part is sealed), ``"sealed"`` (all ranks' parts are),
+                ``"committed"`` (durable and published) or ``"uploaded"`` (in the bucket, too). Default:
+                ``"committed"``
             timeout (float, optional): seconds to wait. Default: the run's ``commit_timeout``
             progress (bool or callable): shows how many bytes of all ranks are on disk, as in
                 :meth:`Checkpoint.load`. Default: ``False``
@@ -92,6 +94,8 @@ class Save:
             Fenced: a newer attempt of the run has begun.
             FileConflict: two ranks claimed one file name.
             Indeterminate: whether the checkpoint is durable is not known.
+            Refused: it is committed and will not be uploaded, for example because it is not its turn
+                (``NOT_UPLOADED``).
             Unavailable: how the save ended cannot be known.
             WaitTimeout: the level was not reached in time; ``ranks`` are those that have not sealed their
                 parts. The save goes on.
@@ -100,7 +104,9 @@ class Save:
         return self
 
     def future(self, level: LevelName = "committed") -> "concurrent.futures.Future[Save]":
-        """Returns a future of :meth:`wait`. It needs no thread of its own, and has no timeout."""
+        """Returns a future of :meth:`wait`, of any level but ``"uploaded"``. It needs no thread of its own, and has no
+        timeout.
+        """
         return self._state.future(level, self)
 
     def __repr__(self) -> str:

@@ -17,6 +17,7 @@ _log = logging.getLogger("ckptd")
 
 _PROGRESS_SECONDS = 0.5  # Between two updates of the progress.
 _QUERY_SECONDS = 5.0  # A query must not take long.
+_UPLOAD_SECONDS = 30.0  # The daemon holds a call that waits for an upload this long.
 # Failures that mean the same whether a save fails with the daemon that it was sealed with or with the next
 # one.
 _NOT_LOST = ("STAGED_LOST", "FENCED", "FILE_CONFLICT", "SAVE_ABORTED")
@@ -72,10 +73,14 @@ class SaveState:
 
     def wait(self, level: str, timeout: Optional[float], progress: Progress) -> None:
         """Blocks until a level is reached, see Save.wait()."""
+        seconds = self.membership.commit_timeout if timeout is None else timeout
+        if level == "uploaded":
+            deadline = time.monotonic() + max(0.0, seconds)
+            self.wait("committed", seconds, progress)
+            return self._wait_for_upload(deadline, seconds)
         wanted = _level_to_wait_for(level)
         if not self.has_ended():
             self.membership.connection.check_usable()
-        seconds = self.membership.commit_timeout if timeout is None else timeout
         with self._lock:
             self._num_waiting += 1
         try:
@@ -107,6 +112,32 @@ class SaveState:
             tag=self.tag,
             ranks=missing,
         )
+
+    def _wait_for_upload(self, deadline: float, seconds: float) -> None:
+        """Blocks until the committed checkpoint is in the bucket."""
+        while True:
+            left = max(0.0, deadline - time.monotonic())
+            request = messages.WaitRequest(
+                key=self.key, level=types.UPLOADED, attempt=self.attempt, sequence=self.sequence
+            )
+            set_duration(request.timeout, min(left, _UPLOAD_SECONDS))
+
+            def call(joined: Joined) -> Any:
+                return joined.session.call(
+                    joined.session.checkpoints.Wait, request, request.timeout.ToSeconds() + _QUERY_SECONDS
+                )
+
+            checkpoint = self.membership.ask(call, left + _QUERY_SECONDS).checkpoint
+            if checkpoint.level == types.UPLOADED:
+                return
+            if time.monotonic() >= deadline:
+                why = checkpoint.upload.error.message
+                raise errors.WaitTimeout(
+                    f"{self.tag} is committed and not uploaded after {seconds:g} s"
+                    f"{f'; the last try: {why}' if why else ''}; the upload goes on: wait again, or longer",
+                    reason="WAIT_TIMEOUT",
+                    tag=self.tag,
+                )
 
     def _wait_until(self, wanted: int, deadline: float, progress: Progress) -> None:
         def reached() -> bool:

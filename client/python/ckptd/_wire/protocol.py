@@ -21,6 +21,7 @@ LEVEL_NAMES: Dict[int, str] = {
     types.STAGED: "staged",
     types.SEALED: "sealed",
     types.COMMITTED: "committed",
+    types.UPLOADED: "uploaded",
     types.FAILED: "failed",
     types.SKIPPED: "skipped",
     types.SUPERSEDED: "superseded",

@@ -23,6 +23,7 @@ from ckptd.nxd._sources import Committed, Foreign
 from ckptd.nxd._topology import Topology, is_known
 from ckptd.retention import Keep, keep_of_arguments
 from ckptd.run import Run
+from ckptd.uploads import Upload
 
 __all__ = [
     "NoCheckpoint",
@@ -52,6 +53,7 @@ def configure(
     pool_bytes: Optional[int] = None,
     safe_globals: Sequence[Any] = (),
     weights_only: Optional[bool] = None,
+    upload: Optional[Upload] = None,
 ) -> None:
     """Sets what NxD's functions have no parameters for. Call it on every rank, before the first save or load.
 
@@ -70,13 +72,15 @@ def configure(
             schedulers' states numpy's, ``argparse.Namespace`` and datetimes.
         weights_only (bool, optional): ``False`` allows all classes, which may run code, for files that you trust.
             Default: refuse others, which NxD would load
+        upload (Upload, optional): the bucket to which the daemon copies the checkpoints, for a process that saves to
+            one root. Default: none
 
     Raises:
         ValueError: a timeout is not more than 0 seconds.
     """
     errors.check_seconds(commit_timeout=commit_timeout, timeout=timeout)
     process.configure(
-        Settings(endpoint, topology, commit_timeout, timeout, pool_bytes, tuple(safe_globals), weights_only)
+        Settings(endpoint, topology, commit_timeout, timeout, pool_bytes, tuple(safe_globals), weights_only, upload)
     )
 
 

@@ -27,6 +27,7 @@ from ckptd.nxd._topology import Topology
 from ckptd.restore import Checkpoint, open_root
 from ckptd.retention import Keep
 from ckptd.run import Run
+from ckptd.uploads import Upload
 
 _log = logging.getLogger("ckptd")
 
@@ -45,6 +46,7 @@ class Settings(NamedTuple):
     pool_bytes: Optional[int] = None
     safe_globals: Tuple[Any, ...] = ()
     weights_only: Optional[bool] = None
+    upload: Optional[Upload] = None
 
     def allowed_classes(self) -> AllowedClasses:
         """Returns which classes files may hold: by default none that could run code."""
@@ -117,6 +119,7 @@ class Process:
             world_size=topology.world_size,
             commit_timeout=self.settings.commit_timeout,
             local_ranks=self._client.local_ranks() if self._speaks_with_all() else None,
+            upload=self.settings.upload,
         )
 
     def reader(self, root: str) -> RunReader:

@@ -1,0 +1,40 @@
+// Seam: what the engine asks of the bucket to which a run's checkpoints are copied. Real: BucketUploads
+// (daemon/upload); fake: tests/testing/fake_upload_io.h.
+//
+// One for each root. Called on the engine's thread; every callback runs there, once, never inside the call,
+// and never after the UploadIo is destroyed. A call takes as long as the server does.
+#ifndef CKPTD_DAEMON_ENGINE_SEAMS_UPLOAD_IO_H_
+#define CKPTD_DAEMON_ENGINE_SEAMS_UPLOAD_IO_H_
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "ckptd/storage/v1/storage.pb.h"
+
+namespace ckptd {
+
+class UploadIo {
+ public:
+  virtual ~UploadIo() = default;
+
+  // Whether the root's user may upload to this URL: INVALID_ARGUMENT if it is none; PERMISSION_DENIED, reason
+  // UPLOAD_NOT_ALLOWED. Does not block.
+  virtual absl::Status Check(const std::string& url) const = 0;
+  // Copies this committed checkpoint from disk, and goes on where an earlier try has ended. `arrived` counts
+  // its bytes in the bucket. Answers with the bytes that were sent. Errors are those of UploadCheckpoint
+  // (storage/bucket/upload.h), of the store, and of Check.
+  virtual void Upload(std::string url, storage::v1::UploadedCheckpoint checkpoint,
+                      std::shared_ptr<std::atomic<int64_t>> arrived,
+                      absl::AnyInvocable<void(absl::StatusOr<int64_t>)> done) = 0;
+  // As RemoveUploaded (storage/bucket/remove.h); only what is unfinished of a checkpoint that was given up.
+  virtual void Remove(std::string url, storage::v1::UploadedCheckpoint checkpoint,
+                      absl::AnyInvocable<void(absl::Status)> done) = 0;
+};
+
+}  // namespace ckptd
+#endif  // CKPTD_DAEMON_ENGINE_SEAMS_UPLOAD_IO_H_

@@ -1,0 +1,405 @@
+#include "daemon/engine/upload/uploads.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "daemon/engine/run/wire.h"
+#include "storage/base/errors.h"
+#include "storage/base/reasons.h"
+
+namespace ckptd {
+namespace {
+
+using storage::v1::UploadedCheckpoint;
+using storage::v1::UploadRecord;
+using Checkpoints = google::protobuf::RepeatedPtrField<UploadedCheckpoint>;
+
+constexpr Duration kFirstPause = std::chrono::seconds(1);
+constexpr Duration kLongestPause = std::chrono::minutes(5);
+constexpr size_t kMaxUrl = 1000;
+constexpr int kMaxCount = 1'000'000;
+
+int IndexOf(const Checkpoints& list, int64_t sequence) {
+  for (int i = 0; i < list.size(); ++i)
+    if (list[i].sequence() == sequence) return i;
+  return -1;
+}
+
+void Move(Checkpoints& from, int index, Checkpoints& to) {
+  *to.Add() = from[index];
+  from.DeleteSubrange(index, 1);
+}
+
+// Nothing was ever to be uploaded.
+bool IsEmpty(const UploadRecord& record) { return record.url().empty(); }
+
+// What a try again cannot mend: the checkpoint is not there, or not whole.
+bool IsLost(const absl::Status& why) {
+  return ReasonOf(why) == reason::kNoCheckpoint || absl::IsDataLoss(why);
+}
+
+}  // namespace
+
+// ---- what is uploaded
+
+void Uploads::Load(Run* run) {
+  states_.Of(run).record = run->ledger->record().uploads();
+  DropLost(run);
+}
+
+absl::Status Uploads::Check(const Run& run, const v1::UploadPolicy& policy) const {
+  if (policy.url().size() > kMaxUrl)
+    return InvalidArgument(absl::StrCat("upload.url has ", policy.url().size(), " bytes; at most ", kMaxUrl));
+  for (const auto& [name, value] :
+       {std::pair("every", policy.every()), std::pair("keep_last", policy.keep_last())}) {
+    if (value < 0 || value > kMaxCount)
+      return InvalidArgument(absl::StrCat("upload.", name, " is ", value, "; it is in [1, ", kMaxCount, "]"));
+  }
+  if (run.authority->may_span_nodes()) {
+    return MakeError(absl::StatusCode::kUnimplemented, reason::kSharedRootUnsupported,
+                     absl::StrCat(run.path,
+                                  " is a root that several nodes share: its checkpoints are not "
+                                  "uploaded by the daemon; join without upload, and send them with "
+                                  "ckptctl upload"));
+  }
+  if (run.uploads == nullptr)
+    return MakeError(absl::StatusCode::kPermissionDenied, reason::kUploadNotAllowed,
+                     "this daemon uploads nothing");
+  return run.uploads->Check(policy.url());
+}
+
+void Uploads::SetPolicy(Run* run, const v1::UploadPolicy* policy) {
+  UploadRecord& record = states_.Of(run).record;
+  if (policy == nullptr) {
+    if (IsEmpty(record)) return;
+    record.set_every(0);
+    return Store(run, /*now=*/false);
+  }
+  if (record.url() != policy->url()) {
+    // What lies under the other URL stays there.
+    record.clear_uploaded();
+    record.clear_obsolete();
+    record.set_url(policy->url());
+  }
+  record.set_every(std::max(1, policy->every()));
+  record.set_keep_last(policy->keep_last());
+  record.set_evict_before_upload(policy->evict_before_upload());
+  Store(run, /*now=*/false);
+}
+
+void Uploads::OnCommitted(Run* run, const storage::v1::ManifestSummary& summary) {
+  UploadRecord& record = states_.Of(run).record;
+  // It takes the place of one that waits. The one before it is gone.
+  bool is_due = false;
+  for (int i = record.waiting_size() - 1; i >= 0; --i) {
+    if (record.waiting(i).tag() != summary.tag()) continue;
+    is_due = true;
+    Drop(run, i, "another save has taken its tag", /*replaced=*/true);
+  }
+  if (record.every() > 0 && summary.suspect().empty()) {
+    record.set_commits(record.commits() + 1);
+    is_due |= record.commits() >= record.every();
+  }
+  if (is_due) {
+    record.set_commits(0);
+    UploadedCheckpoint& next = *record.add_waiting();
+    next.set_tag(summary.tag());
+    next.set_sequence(summary.sequence());
+    next.set_commit_time_us(summary.commit_time_us());
+    next.set_size_bytes(summary.size_bytes());
+  }
+  if (!IsEmpty(record)) Store(run, /*now=*/false);
+}
+
+std::vector<int64_t> Uploads::Held(const Run& run) const {
+  const State& state = states_.Of(&run);
+  std::vector<int64_t> held;
+  for (const UploadedCheckpoint& waiting : state.record.waiting()) {
+    if (!state.record.evict_before_upload() || waiting.sequence() == state.uploading)
+      held.push_back(waiting.sequence());
+  }
+  held.insert(held.end(), state.unwritten.begin(), state.unwritten.end());
+  return held;
+}
+
+void Uploads::GiveUp(Run* run, const std::vector<int64_t>& sequences) {
+  State& state = states_.Of(run);
+  for (int i = 0; i < state.record.waiting_size(); ++i) {
+    const int64_t sequence = state.record.waiting(i).sequence();
+    if (sequence == state.uploading ||
+        std::find(sequences.begin(), sequences.end(), sequence) == sequences.end())
+      continue;
+    Drop(run, i, "a save needed its room on the disk");
+    Store(run, /*now=*/true);
+    return hooks_.released(run);
+  }
+}
+
+// ---- uploading
+
+void Uploads::OnTick(Run* run, Instant now) {
+  State& state = states_.Of(run);
+  if (IsEmpty(state.record)) return;
+  Continue(run);
+  if (!state.unwritten.empty() && state.writes == 0 && now >= state.write_again_at) Store(run, /*now=*/true);
+  std::vector<Waiter> late;
+  for (size_t i = 0; i < state.waiters.size();) {
+    if (now < state.waiters[i].deadline) {
+      ++i;
+      continue;
+    }
+    late.push_back(std::move(state.waiters[i]));
+    state.waiters.erase(state.waiters.begin() + static_cast<std::ptrdiff_t>(i));
+  }
+  for (Waiter& waiter : late) waiter.waited(absl::DeadlineExceededError("not uploaded yet"));
+}
+
+void Uploads::Continue(Run* run) {
+  State& state = states_.Of(run);
+  const bool may_begin = run->open && run->uploads != nullptr && !run->read_only && !run->scanning;
+  if (state.is_busy || !may_begin || clock_->Now() < state.again_at) return;
+  DropLost(run);
+  UploadRecord& record = state.record;
+  if (record.waiting().empty()) {
+    if (!record.obsolete().empty()) Remove(run, UploadedCheckpoint(record.obsolete(0)));
+    return;
+  }
+  const UploadedCheckpoint next = record.waiting(0);
+  // What this run has left there under the same tag goes first: a tag has one checkpoint.
+  for (int i = record.uploaded_size() - 1; i >= 0; --i) {
+    if (record.uploaded(i).tag() == next.tag())
+      Move(*record.mutable_uploaded(), i, *record.mutable_obsolete());
+  }
+  for (const UploadedCheckpoint& obsolete : record.obsolete()) {
+    if (obsolete.tag() == next.tag()) return Remove(run, UploadedCheckpoint(obsolete));
+  }
+  Upload(run, next);
+}
+
+void Uploads::DropLost(Run* run) {
+  State& state = states_.Of(run);
+  bool dropped = false;
+  for (int i = state.record.waiting_size() - 1; i >= 0; --i) {
+    const int64_t sequence = state.record.waiting(i).sequence();
+    if (sequence == state.uploading) continue;
+    const bool is_there = run->catalog.Find(sequence) != nullptr && !run->catalog.IsLeaving(sequence);
+    if (is_there && !run->catalog.IsDamaged(sequence)) continue;
+    Drop(run, i, is_there ? "it is damaged" : "it was removed before");
+    dropped = true;
+  }
+  if (dropped) Store(run, /*now=*/true);
+}
+
+// What has arrived of it is removed from the bucket. Perhaps all of it has, and a daemon that was killed could not
+// write that down: that is removed only if another checkpoint needs its place.
+void Uploads::Drop(Run* run, int index, const std::string& why, bool replaced) {
+  State& state = states_.Of(run);
+  observer_->OnWarning(absl::StrCat("checkpoint ", run->path, "/", state.record.waiting(index).tag(),
+                                    " is not uploaded to ", state.record.url(), ": ", why));
+  state.record.mutable_waiting(index)->set_given_up(!replaced);
+  Move(*state.record.mutable_waiting(), index, *state.record.mutable_obsolete());
+}
+
+void Uploads::Upload(Run* run, const UploadedCheckpoint& next) {
+  State& state = states_.Of(run);
+  state.is_busy = true;
+  state.uploading = next.sequence();
+  state.arrived = std::make_shared<std::atomic<int64_t>>(0);
+  hooks_.changed(*run, next.sequence());
+  run->uploads->Upload(state.record.url(), next, state.arrived,
+                       [this, run, next, url = state.record.url()](const absl::StatusOr<int64_t>& sent) {
+                         State& now = states_.Of(run);
+                         now.is_busy = false;
+                         now.uploading = 0;
+                         // It is not where the run's checkpoints go since: it still waits.
+                         if (now.record.url() != url) return Continue(run);
+                         OnUploaded(run, next, sent);
+                       });
+}
+
+void Uploads::OnUploaded(Run* run, const UploadedCheckpoint& what, const absl::StatusOr<int64_t>& sent) {
+  State& state = states_.Of(run);
+  UploadRecord& record = state.record;
+  const int index = IndexOf(record.waiting(), what.sequence());
+  if (!sent.ok()) {
+    if (IsLost(sent.status()) && index >= 0) {
+      ++state.failed;
+      Drop(run, index, std::string(sent.status().message()));
+      Store(run, /*now=*/true);
+    } else {
+      OnFailed(run, what, sent.status());
+    }
+    hooks_.changed(*run, what.sequence());
+    return Answer(run);
+  }
+  OnSucceeded(run);
+  state.sent_bytes += *sent;
+  ++state.done;
+  if (index >= 0) {
+    Move(*record.mutable_waiting(), index, *record.mutable_uploaded());
+    state.unwritten.insert(what.sequence());
+  }  // Else it was given up meanwhile, and is obsolete.
+  while (record.keep_last() > 0 && record.uploaded_size() > record.keep_last())
+    Move(*record.mutable_uploaded(), 0, *record.mutable_obsolete());
+  observer_->OnInfo(absl::StrCat("checkpoint ", run->path, "/", what.tag(), " is in ", record.url(), ": ",
+                                 *sent, " bytes sent"));
+  Store(run, /*now=*/true);
+  hooks_.changed(*run, what.sequence());
+  Answer(run);
+  Continue(run);
+}
+
+void Uploads::Remove(Run* run, const UploadedCheckpoint& next) {
+  State& state = states_.Of(run);
+  state.is_busy = true;
+  run->uploads->Remove(state.record.url(), next,
+                       [this, run, next](const absl::Status& removed) { OnRemoved(run, next, removed); });
+}
+
+void Uploads::OnRemoved(Run* run, const UploadedCheckpoint& what, const absl::Status& removed) {
+  State& state = states_.Of(run);
+  state.is_busy = false;
+  if (!removed.ok()) return OnFailed(run, what, removed);
+  OnSucceeded(run);
+  if (const int index = IndexOf(state.record.obsolete(), what.sequence()); index >= 0)
+    state.record.mutable_obsolete()->DeleteSubrange(index, 1);
+  Store(run, /*now=*/true);
+  Continue(run);
+}
+
+void Uploads::OnFailed(Run* run, const UploadedCheckpoint& what, const absl::Status& why) {
+  State& state = states_.Of(run);
+  ++state.failed;
+  const Duration pause =
+      std::min<Duration>(kFirstPause * (int64_t{1} << std::min(state.tries, 10)), kLongestPause);
+  if (state.tries++ == 0) {
+    observer_->OnWarning(absl::StrCat("uploads of ", run->path, " to ", state.record.url(), " fail (",
+                                      what.tag(), "): ", std::string(why.message()),
+                                      "; saves go on, and uploads are tried again"));
+  }
+  state.failing = what.sequence();
+  state.error = why;
+  state.again_at = clock_->Now() + pause;
+  state.again_unix_us =
+      clock_->UnixMicros() + std::chrono::duration_cast<std::chrono::microseconds>(pause).count();
+}
+
+void Uploads::OnSucceeded(Run* run) {
+  State& state = states_.Of(run);
+  if (state.tries > 0)
+    observer_->OnInfo(absl::StrCat("uploads of ", run->path, " to ", state.record.url(), " go on"));
+  state.tries = 0;
+  state.failing = 0;
+  state.error = absl::OkStatus();
+  state.again_at = Instant{};
+}
+
+// Retention follows when the record is on disk.
+void Uploads::Store(Run* run, bool now) {
+  State& state = states_.Of(run);
+  run->ledger->SetUploads(state.record);
+  if (!now) return;
+  ++state.writes;
+  run->ledger->WriteHistory([this, run, stored = state.unwritten](const absl::Status& written) {
+    State& after = states_.Of(run);
+    --after.writes;
+    after.write_again_at = clock_->Now() + kFirstPause;
+    if (!written.ok()) return;  // OnTick writes again what retention waits for.
+    for (int64_t sequence : stored) after.unwritten.erase(sequence);
+    hooks_.released(run);
+  });
+}
+
+// ---- waiting and looking
+
+void Uploads::Wait(Run* run, int64_t sequence, const std::string& tag, Instant deadline, Waited waited) {
+  states_.Of(run).waiters.push_back({sequence, tag, deadline, std::move(waited)});
+  Answer(run);
+}
+
+void Uploads::Answer(Run* run) {
+  State& state = states_.Of(run);
+  std::vector<Waiter> still;
+  std::vector<std::pair<Waiter, absl::Status>> ready;
+  for (Waiter& waiter : std::exchange(state.waiters, {})) {
+    if (IndexOf(state.record.waiting(), waiter.sequence) >= 0) {
+      still.push_back(std::move(waiter));
+    } else {
+      absl::Status how = WhyNotUploaded(*run, waiter);
+      ready.emplace_back(std::move(waiter), std::move(how));
+    }
+  }
+  state.waiters = std::move(still);
+  for (auto& [waiter, how] : ready) waiter.waited(how);
+}
+
+absl::Status Uploads::WhyNotUploaded(const Run& run, const Waiter& waiter) const {
+  const UploadRecord& record = states_.Of(&run).record;
+  if (IndexOf(record.uploaded(), waiter.sequence) >= 0) return absl::OkStatus();
+  std::string why = "the run has no upload";
+  if (IndexOf(record.obsolete(), waiter.sequence) >= 0)
+    why = "it was given up, or newer ones have taken its place in the bucket; the daemon's log says why";
+  else if (record.every() > 0)
+    why = absl::StrCat("it is not its turn (every=", record.every(), ")");
+  return MakeError(absl::StatusCode::kFailedPrecondition, reason::kNotUploaded,
+                   absl::StrCat(waiter.tag, " is committed and not uploaded: ", why), {{"tag", waiter.tag}});
+}
+
+void Uploads::Describe(const Run& run, int64_t sequence, v1::Checkpoint* checkpoint) const {
+  const State& state = states_.Of(&run);
+  const bool is_done = IndexOf(state.record.uploaded(), sequence) >= 0;
+  if (!is_done && IndexOf(state.record.waiting(), sequence) < 0) return;
+  v1::CheckpointUpload& upload = *checkpoint->mutable_upload();
+  upload.set_url(absl::StrCat(state.record.url(), "/", checkpoint->tag()));
+  upload.set_state(is_done                       ? v1::CheckpointUpload::DONE
+                   : state.uploading == sequence ? v1::CheckpointUpload::UPLOADING
+                                                 : v1::CheckpointUpload::WAITING);
+  if (state.uploading == sequence) upload.set_sent_bytes(state.arrived->load(std::memory_order_relaxed));
+  if (state.failing == sequence) {
+    *upload.mutable_error() = ErrorToWire(state.error);
+    if (!state.is_busy) SetTime(state.again_unix_us, upload.mutable_next_try_time());
+  }
+}
+
+void Uploads::Describe(const Run& run, v1::Run* description) const {
+  const State& state = states_.Of(&run);
+  if (IsEmpty(state.record)) return;
+  v1::RunUploads& uploads = *description->mutable_uploads();
+  uploads.mutable_policy()->set_url(state.record.url());
+  uploads.mutable_policy()->set_every(state.record.every());
+  uploads.mutable_policy()->set_keep_last(state.record.keep_last());
+  uploads.mutable_policy()->set_evict_before_upload(state.record.evict_before_upload());
+  for (const UploadedCheckpoint& waiting : state.record.waiting()) {
+    v1::Checkpoint& checkpoint = *uploads.add_waiting();
+    checkpoint.set_tag(waiting.tag());
+    checkpoint.set_sequence(waiting.sequence());
+    checkpoint.set_size_bytes(waiting.size_bytes());
+    SetTime(waiting.commit_time_us(), checkpoint.mutable_commit_time());
+    Describe(run, waiting.sequence(), &checkpoint);
+  }
+  uploads.set_kept(state.record.uploaded_size());
+  uploads.set_sent_bytes(state.sent_bytes);
+  uploads.set_done(state.done);
+  uploads.set_failed(state.failed);
+}
+
+std::vector<std::pair<Run*, int64_t>> Uploads::UnderWay() const {
+  std::vector<std::pair<Run*, int64_t>> under_way;
+  for (const auto& [run, state] : states_) {
+    if (state.uploading != 0 && run->catalog.Find(state.uploading) != nullptr)
+      under_way.emplace_back(run, state.uploading);
+  }
+  return under_way;
+}
+
+bool Uploads::IsActive(const Run& run) const {
+  const State& state = states_.Of(&run);
+  return state.is_busy || state.writes > 0 || !state.unwritten.empty() || !state.record.waiting().empty() ||
+         !state.record.obsolete().empty();
+}
+
+void Uploads::Forget(const Run* run) { states_.Forget(run); }
+
+}  // namespace ckptd

@@ -1,0 +1,120 @@
+// Uploads decides which committed checkpoints of a run are copied to its bucket, and which copies go again.
+//
+// The run record has what waits, what is in the bucket and what is to be removed from it (UploadRecord). It
+// changes together with the history of saves, for which retention waits: a checkpoint that is to be uploaded
+// survives every restart, and is evicted only when the record says that it is in the bucket. A run uploads
+// one checkpoint at a time, the oldest first. What fails is tried again after 1 s, 2 s, ... 5 min.
+#ifndef CKPTD_DAEMON_ENGINE_UPLOAD_UPLOADS_H_
+#define CKPTD_DAEMON_ENGINE_UPLOAD_UPLOADS_H_
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "ckptd/storage/v1/storage.pb.h"
+#include "ckptd/v1/messages.pb.h"
+#include "daemon/engine/run/run.h"
+#include "daemon/engine/run/run_states.h"
+#include "daemon/engine/seams/engine_types.h"
+#include "storage/base/clock.h"
+
+namespace ckptd {
+
+class Uploads {
+ public:
+  struct Hooks {
+    std::function<void(Run*)> released;  // Retention need not keep a checkpoint for its upload any more.
+    std::function<void(const Run&, int64_t sequence)> changed;  // An upload has begun, ended or failed.
+  };
+  // OK: it is in the bucket. DEADLINE_EXCEEDED. FAILED_PRECONDITION, reason NOT_UPLOADED: it will not be.
+  using Waited = absl::AnyInvocable<void(const absl::Status&)>;
+
+  Uploads(Clock* clock, EngineObserver* observer, Hooks hooks)
+      : clock_(clock), observer_(observer), hooks_(std::move(hooks)) {}
+
+  // The run's record was read.
+  void Load(Run* run);
+  // Whether a launch may have this policy. INVALID_ARGUMENT; UNIMPLEMENTED, reason SHARED_ROOT_UNSUPPORTED, in
+  // a root that several nodes share; the errors of UploadIo::Check.
+  absl::Status Check(const Run& run, const v1::UploadPolicy& policy) const;
+  // The newest launch has this policy, which was checked; null: none.
+  void SetPolicy(Run* run, const v1::UploadPolicy* policy);
+  // Call it before the outcome of the save goes into the history.
+  void OnCommitted(Run* run, const storage::v1::ManifestSummary& summary);
+
+  // The checkpoints that retention keeps until they are in the bucket.
+  std::vector<int64_t> Held(const Run& run) const;
+  // Gives up the upload of one of these, the oldest that is not being uploaded, because a save needs its room.
+  void GiveUp(Run* run, const std::vector<int64_t>& sequences);
+
+  void Wait(Run* run, int64_t sequence, const std::string& tag, Instant deadline, Waited waited);
+  // Sets `checkpoint->upload`, unless it is neither uploaded nor to be.
+  void Describe(const Run& run, int64_t sequence, v1::Checkpoint* checkpoint) const;
+  // Sets `description->uploads`, unless nothing of the run was ever to be uploaded.
+  void Describe(const Run& run, v1::Run* description) const;
+  // The checkpoints that are being uploaded.
+  std::vector<std::pair<Run*, int64_t>> UnderWay() const;
+  // Something waits or is under way, so that the run cannot be closed.
+  bool IsActive(const Run& run) const;
+
+  void OnTick(Run* run, Instant now);
+  // Drops what is under way: the record has it.
+  void Forget(const Run* run);
+
+ private:
+  struct Waiter {
+    int64_t sequence = 0;
+    std::string tag;
+    Instant deadline;
+    Waited waited;
+  };
+  struct State {
+    storage::v1::UploadRecord record;
+    bool is_busy = false;   // UploadIo has not called back yet.
+    int64_t uploading = 0;  // The sequence; 0: none is.
+    std::shared_ptr<std::atomic<int64_t>> arrived;
+    int64_t failing = 0;  // Of which checkpoint the last call has failed; 0: it has not.
+    absl::Status error;
+    int tries = 0;  // That have failed, one after the other.
+    Instant again_at{};
+    int64_t again_unix_us = 0;
+    int64_t sent_bytes = 0, done = 0, failed = 0;
+    // Uploaded, and the record on disk does not say so yet: retention must not remove what the next daemon
+    // would take for one that still waits.
+    std::set<int64_t> unwritten;
+    int writes = 0;  // Of the record, under way.
+    Instant write_again_at{};
+    std::vector<Waiter> waiters;
+  };
+  void Continue(Run* run);
+  // Forgets checkpoints that are gone or damaged.
+  void DropLost(Run* run);
+  void Drop(Run* run, int index, const std::string& why, bool replaced = false);
+  void Upload(Run* run, const storage::v1::UploadedCheckpoint& next);
+  void Remove(Run* run, const storage::v1::UploadedCheckpoint& next);
+  void OnUploaded(Run* run, const storage::v1::UploadedCheckpoint& what, const absl::StatusOr<int64_t>& sent);
+  void OnRemoved(Run* run, const storage::v1::UploadedCheckpoint& what, const absl::Status& removed);
+  void OnFailed(Run* run, const storage::v1::UploadedCheckpoint& what, const absl::Status& why);
+  void OnSucceeded(Run* run);
+  // With the next write of the history, or now.
+  void Store(Run* run, bool now);
+  void Answer(Run* run);
+  absl::Status WhyNotUploaded(const Run& run, const Waiter& waiter) const;
+
+  Clock* const clock_;
+  EngineObserver* const observer_;
+  const Hooks hooks_;
+  RunStates<State> states_;
+};
+
+}  // namespace ckptd
+#endif  // CKPTD_DAEMON_ENGINE_UPLOAD_UPLOADS_H_

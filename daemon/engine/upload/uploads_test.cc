@@ -1,0 +1,347 @@
+#include "daemon/engine/upload/uploads.h"
+
+#include <chrono>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "storage/base/errors.h"
+#include "tests/testing/engine_class_fixture.h"
+#include "tests/testing/fake_upload_io.h"
+
+namespace ckptd {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+class UploadsTest : public ClassTest {
+ protected:
+  UploadsTest() { Open(AddRun(1000)); }
+
+  void Open(ckptd::Run* run) {
+    run_ = run;
+    auto io = std::make_unique<FakeUploadIo>();
+    io_ = io.get();
+    run->uploads = std::move(io);
+    uploads_.Load(run);
+  }
+  // What the next daemon finds in the root.
+  void Restart() {
+    const storage::v1::UploadRecord record = run_->ledger->record().uploads();
+    uploads_.Forget(run_);
+    run_->ledger->SetUploads(record);
+    Open(run_);
+  }
+  void SetPolicy(int every, int keep_last = 0) {
+    v1::UploadPolicy policy;
+    policy.set_url("s3://bucket/run");
+    policy.set_every(every);
+    policy.set_keep_last(keep_last);
+    ASSERT_EQ(uploads_.Check(*run_, policy), absl::OkStatus());
+    uploads_.SetPolicy(run_, &policy);
+  }
+  void CommitNext(int64_t sequence) {
+    Commit(run_, sequence);
+    uploads_.OnCommitted(run_, run_->catalog.Find(sequence)->summary);
+  }
+  void Tick() {
+    uploads_.OnTick(run_, clock_.Now());
+    RunCallbacks();
+  }
+  std::vector<int64_t> Asked() const {
+    std::vector<int64_t> sequences;
+    for (const FakeUploadIo::Asked& asked : io_->uploads) sequences.push_back(asked.checkpoint.sequence());
+    return sequences;
+  }
+  v1::CheckpointUpload Described(int64_t sequence) const {
+    v1::Checkpoint checkpoint;
+    checkpoint.set_tag("s" + std::to_string(sequence));
+    uploads_.Describe(*run_, sequence, &checkpoint);
+    return checkpoint.upload();
+  }
+
+  ckptd::Run* run_ = nullptr;
+  FakeUploadIo* io_ = nullptr;
+  int released_ = 0;
+  Uploads uploads_{
+      &clock_,
+      this,
+      {.released = [this](ckptd::Run*) { ++released_; }, .changed = [](const ckptd::Run&, int64_t) {}}};
+};
+
+absl::Status ServerIsAway() {
+  return MakeError(absl::StatusCode::kDeadlineExceeded, "STORE_TIMEOUT", "no answer");
+}
+
+TEST_F(UploadsTest, UploadsEachNthCheckpointOneAtATime) {
+  SetPolicy(2);
+  for (int64_t sequence = 1; sequence <= 5; ++sequence) CommitNext(sequence);
+  Tick();
+  EXPECT_THAT(Asked(), ElementsAre(2));
+  io_->EndUpload(100);
+  EXPECT_THAT(Asked(), ElementsAre(4));
+  io_->EndUpload(100);
+  Tick();
+  EXPECT_THAT(Asked(), IsEmpty());
+  EXPECT_EQ(Described(4).state(), v1::CheckpointUpload::DONE);
+  EXPECT_EQ(Described(4).url(), "s3://bucket/run/s4");
+  EXPECT_EQ(Described(5).state(), v1::CheckpointUpload::STATE_UNSPECIFIED);
+}
+
+TEST_F(UploadsTest, CountsTurnsOverARestart) {
+  SetPolicy(3);
+  CommitNext(1);
+  CommitNext(2);
+  Restart();
+  CommitNext(3);
+  Tick();
+  EXPECT_THAT(Asked(), ElementsAre(3));
+}
+
+TEST_F(UploadsTest, GoesOnAfterARestartWithWhatWaits) {
+  SetPolicy(1);
+  CommitNext(1);
+  CommitNext(2);
+  Tick();
+  EXPECT_THAT(Asked(), ElementsAre(1));
+  Restart();
+  Tick();
+  EXPECT_THAT(Asked(), ElementsAre(1));
+  io_->EndUpload(0);
+  EXPECT_THAT(Asked(), ElementsAre(2));
+}
+
+TEST_F(UploadsTest, HoldsCheckpointsUntilTheyAreInTheBucket) {
+  SetPolicy(1);
+  CommitNext(1);
+  CommitNext(2);
+  EXPECT_THAT(uploads_.Held(*run_), ElementsAre(1, 2));
+  Tick();
+  io_->EndUpload(100);
+  RunCallbacks();
+  EXPECT_THAT(uploads_.Held(*run_), ElementsAre(2));
+  EXPECT_GT(released_, 0) << "retention is told";
+}
+
+TEST_F(UploadsTest, HoldsAnUploadedCheckpointUntilTheRecordSaysSo) {
+  SetPolicy(1);
+  CommitNext(1);
+  Tick();
+  io_->EndUpload(100);
+  EXPECT_THAT(uploads_.Held(*run_), ElementsAre(1)) << "the next daemon would take it for lost";
+  RunCallbacks();
+  EXPECT_THAT(uploads_.Held(*run_), IsEmpty());
+}
+
+TEST_F(UploadsTest, AnUploadToAnEarlierUrlDoesNotCount) {
+  SetPolicy(1);
+  CommitNext(1);
+  Tick();
+  v1::UploadPolicy other;
+  other.set_url("s3://bucket/other");
+  uploads_.SetPolicy(run_, &other);
+  io_->EndUpload(100);
+  ASSERT_THAT(Asked(), ElementsAre(1));
+  EXPECT_EQ(io_->uploads.front().url, "s3://bucket/other");
+}
+
+TEST_F(UploadsTest, EvictBeforeUploadHoldsOnlyWhatIsBeingUploaded) {
+  v1::UploadPolicy policy;
+  policy.set_url("s3://bucket/run");
+  policy.set_evict_before_upload(true);
+  uploads_.SetPolicy(run_, &policy);
+  CommitNext(1);
+  CommitNext(2);
+  EXPECT_THAT(uploads_.Held(*run_), IsEmpty());
+  Tick();
+  EXPECT_THAT(uploads_.Held(*run_), ElementsAre(1));
+  run_->catalog.Remove(2);
+  io_->EndUpload(100);
+  Tick();
+  EXPECT_THAT(Asked(), IsEmpty()) << "the other one is gone, and is not uploaded";
+}
+
+TEST_F(UploadsTest, TriesAgainWithLongerPausesWhileTheServerIsAway) {
+  SetPolicy(1);
+  CommitNext(1);
+  Tick();
+  for (const int seconds : {1, 2, 4, 8}) {
+    io_->EndUpload(ServerIsAway());
+    EXPECT_EQ(Described(1).error().reason(), "STORE_TIMEOUT");
+    EXPECT_TRUE(Described(1).has_next_try_time());
+    clock_.Advance(std::chrono::seconds(seconds) - std::chrono::milliseconds(1));
+    Tick();
+    EXPECT_THAT(Asked(), IsEmpty());
+    clock_.Advance(std::chrono::milliseconds(1));
+    Tick();
+    EXPECT_THAT(Asked(), ElementsAre(1));
+  }
+  for (int i = 0; i < 20; ++i) {
+    io_->EndUpload(ServerIsAway());
+    clock_.Advance(std::chrono::minutes(5));
+    Tick();
+    ASSERT_THAT(Asked(), ElementsAre(1)) << "the pause is never longer";
+  }
+  io_->EndUpload(100);
+  EXPECT_EQ(Described(1).state(), v1::CheckpointUpload::DONE);
+  EXPECT_FALSE(Described(1).has_error());
+}
+
+TEST_F(UploadsTest, UploadsWhatHasWaitedOnceTheServerIsBack) {
+  SetPolicy(1);
+  CommitNext(1);
+  Tick();
+  io_->EndUpload(ServerIsAway());
+  for (int64_t sequence = 2; sequence <= 4; ++sequence) CommitNext(sequence);
+  clock_.Advance(std::chrono::hours(1));
+  Tick();
+  for (int64_t sequence = 1; sequence <= 4; ++sequence) {
+    ASSERT_THAT(Asked(), ElementsAre(sequence));
+    io_->EndUpload(100);
+  }
+  RunCallbacks();
+  EXPECT_THAT(uploads_.Held(*run_), IsEmpty());
+}
+
+TEST_F(UploadsTest, KeepLastRemovesTheOldestFromTheBucket) {
+  SetPolicy(1, /*keep_last=*/2);
+  for (int64_t sequence = 1; sequence <= 3; ++sequence) CommitNext(sequence);
+  Tick();
+  for (int i = 0; i < 3; ++i) io_->EndUpload(100);
+  ASSERT_THAT(io_->removals, SizeIs(1));
+  EXPECT_EQ(io_->removals.front().checkpoint.sequence(), 1);
+  io_->EndRemoval(absl::OkStatus());
+  Tick();
+  EXPECT_THAT(io_->removals, IsEmpty());
+  EXPECT_EQ(Described(1).state(), v1::CheckpointUpload::STATE_UNSPECIFIED);
+  EXPECT_EQ(Described(3).state(), v1::CheckpointUpload::DONE);
+}
+
+TEST_F(UploadsTest, RemovalGoesOnAfterARestart) {
+  SetPolicy(1, /*keep_last=*/1);
+  CommitNext(1);
+  CommitNext(2);
+  Tick();
+  io_->EndUpload(100);
+  io_->EndUpload(100);
+  RunCallbacks();
+  ASSERT_THAT(io_->removals, SizeIs(1));
+  Restart();
+  Tick();
+  ASSERT_THAT(io_->removals, SizeIs(1));
+  EXPECT_EQ(io_->removals.front().checkpoint.sequence(), 1);
+}
+
+TEST_F(UploadsTest, AResaveReplacesWhatWasUploadedUnderItsTag) {
+  SetPolicy(1);
+  CommitNext(1);
+  Tick();
+  io_->EndUpload(100);
+  CommittedCheckpoint again;
+  again.summary.set_tag("s1");
+  again.summary.set_sequence(7);
+  run_->catalog.RemoveTag("s1");
+  run_->catalog.Add(again);
+  uploads_.OnCommitted(run_, again.summary);
+  Tick();
+  EXPECT_THAT(Asked(), IsEmpty()) << "the old one goes first";
+  ASSERT_THAT(io_->removals, SizeIs(1));
+  io_->EndRemoval(absl::OkStatus());
+  EXPECT_THAT(Asked(), ElementsAre(7));
+}
+
+TEST_F(UploadsTest, AResaveOfATagThatWaitsIsUploadedInItsPlace) {
+  SetPolicy(2);
+  CommitNext(1);
+  CommitNext(2);
+  CommittedCheckpoint again;
+  again.summary.set_tag("s2");
+  again.summary.set_sequence(3);
+  run_->catalog.RemoveTag("s2");
+  run_->catalog.Add(again);
+  uploads_.OnCommitted(run_, again.summary);
+  EXPECT_THAT(uploads_.Held(*run_), ElementsAre(3));
+}
+
+TEST_F(UploadsTest, DamagedCheckpointIsGivenUp) {
+  SetPolicy(1);
+  CommitNext(1);
+  CommitNext(2);
+  Tick();
+  io_->EndUpload(MakeError(absl::StatusCode::kDataLoss, "CORRUPT_FILE", "chunk 3"));
+  EXPECT_THAT(uploads_.Held(*run_), ElementsAre(2));
+  Tick();
+  EXPECT_THAT(Asked(), ElementsAre(2));
+}
+
+TEST_F(UploadsTest, SuspectCheckpointsAreNeitherCountedNorUploaded) {
+  SetPolicy(1);
+  CommittedCheckpoint suspect;
+  suspect.summary.set_tag("s1");
+  suspect.summary.set_sequence(1);
+  suspect.summary.set_suspect("NaN");
+  run_->catalog.Add(suspect);
+  uploads_.OnCommitted(run_, suspect.summary);
+  Tick();
+  EXPECT_THAT(Asked(), IsEmpty());
+}
+
+TEST_F(UploadsTest, ALaunchWithoutUploadStillSendsWhatWaits) {
+  SetPolicy(1);
+  CommitNext(1);
+  uploads_.SetPolicy(run_, nullptr);
+  CommitNext(2);
+  Tick();
+  EXPECT_THAT(Asked(), ElementsAre(1));
+  io_->EndUpload(100);
+  EXPECT_THAT(Asked(), IsEmpty());
+}
+
+TEST_F(UploadsTest, GiveUpForRoomDropsTheOldestThatIsNotBeingUploaded) {
+  SetPolicy(1);
+  for (int64_t sequence = 1; sequence <= 3; ++sequence) CommitNext(sequence);
+  Tick();
+  uploads_.GiveUp(run_, {1, 2, 3});
+  EXPECT_THAT(uploads_.Held(*run_), ElementsAre(1, 3));
+}
+
+TEST_F(UploadsTest, WaitAnswersWhenTheCheckpointIsInTheBucket) {
+  SetPolicy(2);
+  CommitNext(1);
+  CommitNext(2);
+  std::optional<absl::Status> first, second, late;
+  const auto into = [](std::optional<absl::Status>& answer) {
+    return [&answer](const absl::Status& status) { answer = status; };
+  };
+  uploads_.Wait(run_, 1, "s1", clock_.Now() + std::chrono::seconds(9), into(first));
+  ASSERT_TRUE(first.has_value());
+  EXPECT_EQ(ReasonOf(*first), "NOT_UPLOADED");
+  uploads_.Wait(run_, 2, "s2", clock_.Now() + std::chrono::seconds(9), into(second));
+  uploads_.Wait(run_, 2, "s2", clock_.Now() + std::chrono::seconds(1), into(late));
+  Tick();
+  EXPECT_FALSE(second.has_value());
+  clock_.Advance(std::chrono::seconds(1));
+  Tick();
+  ASSERT_TRUE(late.has_value());
+  EXPECT_TRUE(absl::IsDeadlineExceeded(*late));
+  io_->EndUpload(100);
+  ASSERT_TRUE(second.has_value());
+  EXPECT_EQ(*second, absl::OkStatus());
+}
+
+TEST_F(UploadsTest, RefusesAPolicyThatTheDaemonDoesNotAllow) {
+  v1::UploadPolicy policy;
+  policy.set_url("s3://forbidden");
+  EXPECT_EQ(ReasonOf(uploads_.Check(*run_, policy)), "UPLOAD_NOT_ALLOWED");
+  policy.set_url("s3://bucket/run");
+  policy.set_every(-1);
+  EXPECT_EQ(ReasonOf(uploads_.Check(*run_, policy)), "INVALID_ARGUMENT");
+  policy.set_every(1);
+  policy.set_keep_last(1'000'001);
+  EXPECT_EQ(ReasonOf(uploads_.Check(*run_, policy)), "INVALID_ARGUMENT");
+}
+
+}  // namespace
+}  // namespace ckptd

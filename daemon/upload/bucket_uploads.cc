@@ -1,0 +1,143 @@
+#include "daemon/upload/bucket_uploads.h"
+
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "storage/base/errors.h"
+#include "storage/base/idle_priority.h"
+#include "storage/base/status_macros.h"
+#include "storage/bucket/remove.h"
+#include "storage/bucket/transfer.h"
+#include "storage/bucket/upload.h"
+#include "storage/object/bucket_url.h"
+#include "storage/object/s3_store.h"
+
+namespace ckptd {
+namespace {
+
+using storage::v1::UploadedCheckpoint;
+
+constexpr int kUploads = 2;  // At a time.
+
+absl::StatusOr<std::unique_ptr<ObjectStore>> OpenS3(const std::string& bucket,
+                                                    std::function<bool()> is_cancelled) {
+  S3Options options;
+  options.bucket = bucket;
+  options.is_cancelled = std::move(is_cancelled);
+  return MakeS3Store(options);
+}
+
+// Runs the work on a thread that ends with it, because a thread keeps the idle priority. The caller's thread,
+// which takes locks that the engine needs, waits for it.
+template <typename T>
+T AtIdlePriority(absl::AnyInvocable<T()> work) {
+  T result;
+  std::thread thread([&] {
+    SetIdlePriority();
+    result = work();
+  });
+  thread.join();
+  return result;
+}
+
+}  // namespace
+
+// What uploads use on their threads, also when the root's UploadIo is gone.
+struct BucketUploads::Shared {
+  explicit Shared(Options given) : options(std::move(given)), rate(options.bytes_per_second) {}
+
+  absl::StatusOr<std::unique_ptr<ObjectStore>> Open(const BucketUrl& url) {
+    return options.open_store(url.bucket, [this] { return rate.is_stopped(); });
+  }
+
+  Options options;
+  UploadRate rate;
+};
+
+class BucketUploads::Io : public UploadIo {
+ public:
+  Io(std::shared_ptr<Shared> shared, WorkerPool* threads, UniqueFd directory, FileUser user)
+      : shared_(std::move(shared)),
+        threads_(threads),
+        root_(std::make_shared<Root>(Root{std::move(directory), std::move(user)})) {}
+
+  absl::Status Check(const std::string& url) const override {
+    return CheckUpload(shared_->options.rights, root_->user.uid, url);
+  }
+
+  void Upload(std::string url, UploadedCheckpoint checkpoint, std::shared_ptr<std::atomic<int64_t>> arrived,
+              absl::AnyInvocable<void(absl::StatusOr<int64_t>)> done) override {
+    Run<absl::StatusOr<int64_t>>(
+        [shared = shared_, root = root_, allowed = Check(url), url, checkpoint = std::move(checkpoint),
+         arrived = std::move(arrived)]() -> absl::StatusOr<int64_t> {
+          CKPTD_RETURN_IF_ERROR(allowed);
+          CKPTD_ASSIGN_OR_RETURN(const BucketUrl place, ParseBucketUrl(url));
+          CKPTD_ASSIGN_OR_RETURN(const std::unique_ptr<FileSystem> fs, MakePosixFileSystem(root->user));
+          CKPTD_ASSIGN_OR_RETURN(const ScopedHandle directory,
+                                 OpenScoped(*fs, root->directory.get(), ".", OpenMode::kDirectory));
+          CKPTD_ASSIGN_OR_RETURN(const std::unique_ptr<ObjectStore> store, shared->Open(place));
+          TransferOptions options;
+          options.threads = shared->options.parallel_parts;
+          options.progress = [arrived](int64_t bytes) { arrived->store(bytes, std::memory_order_relaxed); };
+          options.admit = [shared](int64_t bytes) { return shared->rate.Admit(bytes); };
+          CKPTD_ASSIGN_OR_RETURN(const UploadResult result,
+                                 UploadCheckpoint(*fs, directory.get(), checkpoint.tag(), *store,
+                                                  place.prefix, options, checkpoint.sequence()));
+          return result.sent_bytes;
+        },
+        std::move(done));
+  }
+
+  void Remove(std::string url, UploadedCheckpoint checkpoint,
+              absl::AnyInvocable<void(absl::Status)> done) override {
+    Run<absl::Status>(
+        [shared = shared_, allowed = Check(url), url, checkpoint = std::move(checkpoint)]() -> absl::Status {
+          CKPTD_RETURN_IF_ERROR(allowed);
+          CKPTD_ASSIGN_OR_RETURN(const BucketUrl place, ParseBucketUrl(url));
+          CKPTD_ASSIGN_OR_RETURN(const std::unique_ptr<ObjectStore> store, shared->Open(place));
+          return RemoveUploaded(*store, place.prefix, checkpoint.tag(), checkpoint.sequence(),
+                                checkpoint.commit_time_us(),
+                                checkpoint.given_up() ? RemoveWhat::kUnfinished : RemoveWhat::kAll);
+        },
+        std::move(done));
+  }
+
+ private:
+  struct Root {
+    UniqueFd directory;
+    FileUser user;
+  };
+
+  // `done` runs on the engine's thread, unless this object is gone by then.
+  template <typename T>
+  void Run(absl::AnyInvocable<T()> work, absl::AnyInvocable<void(T)> done) {
+    threads_->Submit([shared = shared_, alive = std::weak_ptr<char>(alive_), work = std::move(work),
+                      done = std::move(done)]() mutable {
+      if (shared->rate.is_stopped()) return;
+      T result = AtIdlePriority<T>(std::move(work));
+      shared->options.post(
+          [alive = std::move(alive), done = std::move(done), result = std::move(result)]() mutable {
+            if (!alive.expired()) done(std::move(result));
+          });
+    });
+  }
+
+  const std::shared_ptr<Shared> shared_;
+  WorkerPool* const threads_;
+  const std::shared_ptr<Root> root_;
+  const std::shared_ptr<char> alive_ = std::make_shared<char>();
+};
+
+BucketUploads::BucketUploads(Options options)
+    : shared_(std::make_shared<Shared>(std::move(options))), threads_(kUploads) {
+  if (shared_->options.open_store == nullptr) shared_->options.open_store = OpenS3;
+}
+
+BucketUploads::~BucketUploads() { shared_->rate.Stop(); }
+
+std::unique_ptr<UploadIo> BucketUploads::ForRoot(UniqueFd directory, FileUser user) {
+  return std::make_unique<Io>(shared_, &threads_, std::move(directory), std::move(user));
+}
+
+}  // namespace ckptd

@@ -1,0 +1,82 @@
+#include "daemon/upload/bucket_uploads.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "storage/base/errors.h"
+#include "tests/testing/inbox.h"
+#include "tests/testing/memory_object_store.h"
+#include "tests/testing/temp_dir.h"
+
+namespace ckptd {
+namespace {
+
+constexpr auto kTimeout = std::chrono::seconds(30);
+
+class BucketUploadsTest : public ::testing::Test {
+ protected:
+  BucketUploadsTest() {
+    BucketUploads::Options options;
+    options.rights.prefixes = {"s3://bucket/run"};
+    options.post = [this](absl::AnyInvocable<void()> work) { inbox_.Post(std::move(work)); };
+    options.open_store = [](const std::string&, const std::function<bool()>&) {
+      return std::make_unique<MemoryObjectStore>();
+    };
+    uploads_ = std::make_unique<BucketUploads>(std::move(options));
+    root_ = uploads_->ForRoot(UniqueFd(::dup(directory_.fd())), {::getuid(), ::getgid(), {}});
+  }
+
+  absl::StatusOr<int64_t> Upload(const std::string& url) {
+    storage::v1::UploadedCheckpoint checkpoint;
+    checkpoint.set_tag("step_1");
+    checkpoint.set_sequence(1);
+    std::optional<absl::StatusOr<int64_t>> answer;
+    root_->Upload(url, checkpoint, std::make_shared<std::atomic<int64_t>>(0),
+                  [&answer](absl::StatusOr<int64_t> sent) { answer = std::move(sent); });
+    while (!answer.has_value()) {
+      auto work = inbox_.Take(kTimeout);
+      if (!work) return absl::DeadlineExceededError("no answer");
+      work();
+    }
+    return *answer;
+  }
+
+  TempDir directory_;
+  Inbox inbox_;
+  std::unique_ptr<BucketUploads> uploads_;
+  std::unique_ptr<UploadIo> root_;
+};
+
+TEST_F(BucketUploadsTest, AnswersWhyACheckpointCannotBeRead) {
+  EXPECT_EQ(ReasonOf(Upload("s3://bucket/run").status()), "NO_CHECKPOINT");
+}
+
+TEST_F(BucketUploadsTest, ChecksTheRightsAtEachUpload) {
+  EXPECT_EQ(ReasonOf(Upload("s3://bucket/of_others").status()), "UPLOAD_NOT_ALLOWED");
+}
+
+TEST(UploadRateTest, AdmitsAsManyBytesASecondAsItMay) {
+  UploadRate rate(10 << 20);
+  const Instant begun = SystemClock().Now();
+  for (int i = 0; i < 4; ++i) EXPECT_EQ(rate.Admit(1 << 20), absl::OkStatus());
+  EXPECT_GE(SystemClock().Now() - begun, std::chrono::milliseconds(300)) << "the first MiB waits for nothing";
+}
+
+TEST(UploadRateTest, StopEndsAWait) {
+  UploadRate rate(1);
+  EXPECT_EQ(rate.Admit(1 << 20), absl::OkStatus());
+  std::thread stopper([&] { rate.Stop(); });
+  EXPECT_TRUE(absl::IsCancelled(rate.Admit(1)));
+  stopper.join();
+}
+
+}  // namespace
+}  // namespace ckptd

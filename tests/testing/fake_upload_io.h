@@ -1,0 +1,59 @@
+// A bucket for tests of the engine: what was asked of it, with answers that the test gives.
+#ifndef CKPTD_TESTS_TESTING_FAKE_UPLOAD_IO_H_
+#define CKPTD_TESTS_TESTING_FAKE_UPLOAD_IO_H_
+
+#include <deque>
+#include <string>
+#include <utility>
+
+#include "daemon/engine/seams/upload_io.h"
+#include "storage/base/errors.h"
+
+namespace ckptd {
+
+class FakeUploadIo : public UploadIo {
+ public:
+  struct Asked {
+    std::string url;
+    storage::v1::UploadedCheckpoint checkpoint;
+    std::shared_ptr<std::atomic<int64_t>> arrived;
+    absl::AnyInvocable<void(absl::StatusOr<int64_t>)> done;
+  };
+  struct Removal {
+    storage::v1::UploadedCheckpoint checkpoint;
+    absl::AnyInvocable<void(absl::Status)> done;
+  };
+
+  absl::Status Check(const std::string& url) const override {
+    if (url == "s3://forbidden")
+      return MakeError(absl::StatusCode::kPermissionDenied, "UPLOAD_NOT_ALLOWED", "not allowed");
+    return absl::OkStatus();
+  }
+  void Upload(std::string url, storage::v1::UploadedCheckpoint checkpoint,
+              std::shared_ptr<std::atomic<int64_t>> arrived,
+              absl::AnyInvocable<void(absl::StatusOr<int64_t>)> done) override {
+    uploads.push_back({std::move(url), std::move(checkpoint), std::move(arrived), std::move(done)});
+  }
+  void Remove(std::string, storage::v1::UploadedCheckpoint checkpoint,
+              absl::AnyInvocable<void(absl::Status)> done) override {
+    removals.push_back({std::move(checkpoint), std::move(done)});
+  }
+
+  // Answers the oldest call.
+  void EndUpload(const absl::StatusOr<int64_t>& sent) {
+    Asked asked = std::move(uploads.front());
+    uploads.pop_front();
+    asked.done(sent);
+  }
+  void EndRemoval(const absl::Status& removed) {
+    Removal removal = std::move(removals.front());
+    removals.pop_front();
+    removal.done(removed);
+  }
+
+  std::deque<Asked> uploads;
+  std::deque<Removal> removals;
+};
+
+}  // namespace ckptd
+#endif  // CKPTD_TESTS_TESTING_FAKE_UPLOAD_IO_H_
