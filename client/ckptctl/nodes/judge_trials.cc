@@ -89,7 +89,7 @@ Finding Delay(const std::string& kind, const std::vector<Fields>& records, const
   const std::string what =
       absl::StrCat("seen after at most ", Milliseconds(most), " (", worst, "), half of ", delays.size(),
                    " times within ", Milliseconds(delays[delays.size() / 2]));
-  const int64_t allowed = std::chrono::microseconds(settings.allowed).count();
+  const int64_t allowed = settings.allowed / std::chrono::microseconds(1);
   if (most <= allowed) return {Verdict::kOk, kind, what, ""};
   return {Verdict::kFailure, kind, absl::StrCat(what, "; the daemons wait ", Milliseconds(allowed)),
           kCacheForLess};

@@ -12,15 +12,17 @@
 #include "client/ckptctl/nodes/mount.h"
 #include "client/ckptctl/nodes/node_files.h"
 #include "client/ckptctl/text/finding.h"
+#include "storage/base/clock.h"
+#include "storage/commit/shared/run/look_again.h"
 
 namespace ckptd::ctl {
 
 struct TrialSettings {
-  int rounds = 5;          // How often each delay is measured, from each node to each other one.
-  int races = 5;           // How often all nodes rename one file at once.
-  int replacements = 100;  // How often a file is replaced while the other nodes read it.
-  std::chrono::milliseconds allowed = std::chrono::seconds(5);  // For which the daemons wait (kStaleness).
-  std::chrono::milliseconds look = std::chrono::seconds(30);    // How long a delay is measured.
+  int rounds = 5;                 // How often each delay is measured, from each node to each other one.
+  int races = 5;                  // How often all nodes rename one file at once.
+  int replacements = 100;         // How often a file is replaced while the other nodes read it.
+  Duration allowed = kStaleness;  // For which the daemons wait.
+  std::chrono::milliseconds look = std::chrono::seconds(30);  // How long a delay is measured.
 };
 
 // What one node has found, a line each; fields are separated by tabs.

@@ -2,7 +2,6 @@
 #ifndef CKPTD_STORAGE_COMMIT_SHARED_SHARED_SCAN_H_
 #define CKPTD_STORAGE_COMMIT_SHARED_SHARED_SCAN_H_
 
-#include <chrono>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -13,14 +12,12 @@
 #include "absl/status/statusor.h"
 #include "storage/base/clock.h"
 #include "storage/commit/checkpoint/scan.h"
+#include "storage/commit/shared/run/look_again.h"
 #include "storage/commit/shared/run/shared_layout.h"
 #include "storage/commit/shared/save/shared_publish.h"
 #include "storage/commit/steps/types.h"
 
 namespace ckptd {
-
-// For how long one node may not see what another one has done.
-inline constexpr Duration kStaleness = std::chrono::seconds(5);
 
 struct SharedRootScan {
   // By sequence, oldest first; without pins and marks of damage, which are in the record (shared_record.h).

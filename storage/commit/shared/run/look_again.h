@@ -5,11 +5,16 @@
 #ifndef CKPTD_STORAGE_COMMIT_SHARED_RUN_LOOK_AGAIN_H_
 #define CKPTD_STORAGE_COMMIT_SHARED_RUN_LOOK_AGAIN_H_
 
+#include <chrono>
 #include <string_view>
 
 #include "absl/status/status.h"
+#include "storage/base/clock.h"
 
 namespace ckptd {
+
+// For how long one node may not see what another one has done.
+inline constexpr Duration kStaleness = std::chrono::seconds(5);
 
 inline constexpr char kLookAgain[] = "LOOK_AGAIN";
 
