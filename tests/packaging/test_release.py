@@ -88,11 +88,13 @@ def test_all_packages_of_a_version_have_it_and_the_programs_of_the_wheel(
 
 def test_checkout_with_changes_and_a_folder_that_is_not_empty_are_refused(tmp_path: pathlib.Path) -> None:
     clone = tmp_path / "clone"
-    subprocess.run(["git", "clone", "--quiet", packages.REPOSITORY, clone], check=True, timeout=300)
-    release = shutil.copy(packages.REPOSITORY / "tools/release", clone / "tools/release")
+    shutil.copytree(packages.REPOSITORY / "tools", clone / "tools", ignore=shutil.ignore_patterns("__pycache__"))
+    (clone / "VERSION").write_text("1.2.3\n")
+    (clone / "CHANGELOG.md").write_text(CLOSED.format(version="1.2.3"))
+    release = clone / "tools/release"
     git = ["git", "-C", str(clone), "-c", "user.name=ckptd", "-c", "user.email=ckptd@localhost"]
-    subprocess.run([*git, "add", "tools/release"], check=True)
-    subprocess.run([*git, "commit", "--quiet", "--allow-empty", "--message=test"], check=True)
+    for command in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "--message=test"]):
+        subprocess.run([*git, *command], check=True)
     (tmp_path / "full").mkdir()
     (tmp_path / "full/file").touch()
     full = subprocess.run([release, tmp_path / "full"], capture_output=True, text=True, timeout=60)
