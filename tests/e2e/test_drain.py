@@ -25,11 +25,13 @@ def test_drained_daemon_restarts_without_a_loss_and_takes_saves_again(daemon, tr
 
 def test_drain_waits_for_the_save_that_has_begun_and_says_what_would_be_lost(daemon, trainers, root):
     first, second = trainers("a", 2)
-    first.do("part = run.begin('s1', step=1, files={'a': b'x' * 1000})")
+    first.start("part = run.begin('s1', step=1, files={'a': b'x' * 1000})")  # It waits for the other rank.
+    until(lambda: "s1" in ckptctl("list", str(root), "--all", endpoint=daemon.endpoint).stdout, "the save")
     early = drain(daemon, "--deadline=0.1s", check=False)
     assert early.returncode == 5
     assert f"{root}/s1" in early.stdout and "lost: not all ranks have sealed their part" in early.stdout
     second.do("save = run.save('s1', step=1, files={'b': b'x' * 1000})")  # It has begun: no new save.
+    first.result(60)
     assert second.fails("run.save('s2', step=2, files={'b': b'x'})").reason == "NODE_DRAINED"
     first.do("part.seal().wait()", 60)
     done = drain(daemon, "--deadline=60s", "--output=json")

@@ -22,10 +22,10 @@ namespace {
 // The pause between two tries of a publish: 1 s, 2 s, ... 32 s, 32 s.
 Duration Backoff(int tries) { return std::chrono::seconds(1) * (1 << std::clamp(tries - 1, 0, 5)); }
 
-CommittedCheckpoint Committed(const Save& save, int32_t chunk_bytes, int64_t now_unix_us) {
+CommittedCheckpoint Committed(const Save& save, int32_t chunk_bytes, int64_t commit_time_us) {
   CommittedCheckpoint committed;
   committed.summary = SummaryOf(save, chunk_bytes);
-  committed.summary.set_commit_time_us(now_unix_us);
+  committed.summary.set_commit_time_us(commit_time_us);
   int64_t bytes = 0;
   int files = 0;
   for (const auto& [rank, part] : save.parts) {
@@ -102,7 +102,10 @@ void Publisher::Begin(int64_t save_id) {
   Decide(save_id, {.phase = Decision::kPublishing});
   std::vector<storage::v1::PartRecord> parts;
   for (const auto& [rank, part] : save->parts) parts.push_back(part.record);
-  save->run->io->Publish(save_id, SummaryOf(*save, chunk_bytes_), std::move(parts),
+  storage::v1::ManifestSummary summary = SummaryOf(*save, chunk_bytes_);
+  summary.set_commit_time_us(clock_->UnixMicros());
+  publications_.at(save_id).commit_time_us = summary.commit_time_us();
+  save->run->io->Publish(save_id, std::move(summary), std::move(parts),
                          [this, save_id](PublishResult result) { OnPublished(save_id, std::move(result)); });
 }
 
@@ -130,8 +133,9 @@ void Publisher::OnPublished(int64_t save_id, PublishResult result) {
   if (const int64_t now = run->ledger->record().retained_through(); now != retained) {
     observer_->OnWarning(SetAsideWarning(run->path, now));
   }
-  Decide(save_id, {.phase = Decision::kCommitted},
-         {Committed(*save, chunk_bytes_, clock_->UnixMicros()), std::move(result.pointers)});
+  Decide(
+      save_id, {.phase = Decision::kCommitted},
+      {Committed(*save, chunk_bytes_, publications_.at(save_id).commit_time_us), std::move(result.pointers)});
   // A checkpoint was moved into the root: it is listed, and ordered before the next save, from the
   // scan on.
   if (result.root_has_new_checkpoints) scanner_->Scan(run);

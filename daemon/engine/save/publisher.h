@@ -43,6 +43,7 @@ class Publisher {
     LocalAuthority::Decided decided;
     bool under_way = false;           // Its policy is being recorded, or it is being published.
     int tries = 0;                    // That changed nothing.
+    int64_t commit_time_us = 0;       // Of the last try; Unix time.
     std::optional<Instant> again_at;  // The next try.
   };
   bool IsReady(const Save& save, const Publication& publication) const;

@@ -120,7 +120,8 @@ absl::StatusOr<Manifest> BuildManifest(const Inflight& inflight, const ManifestS
   manifest.summary.set_format_version(kFormatVersion);
   manifest.summary.set_size_bytes(size_bytes);
   manifest.summary.set_file_count(manifest.body.files_size());
-  manifest.summary.set_commit_time_us(now_us);
+  // The daemon that has saved it says when; recovery does not know that.
+  if (summary.commit_time_us() == 0) manifest.summary.set_commit_time_us(now_us);
   return manifest;
 }
 
