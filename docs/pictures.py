@@ -276,6 +276,7 @@ LAYERS: List[Tuple[str, List[Tuple[str, str]]]] = [
     ("client/", [("python", "the package ckptd"), ("ckptctl", "the command line")]),
     ("client/", [("python/native", "C for Python"), ("ckptctl/convert", "arguments, output")]),
     ("client/", [("ckptctl/commands", "what asks the daemon or reads a root")]),
+    ("client/", [("ckptctl/nodes", "trials of a shared folder")]),
     ("client/", [("ckptctl/text", "names, tables"), ("cpp", "the C++ library"), ("convert", "paths, checked input")]),
     ("client/cpp/", [("reading", "ranges, resident files")]),
     ("client/cpp/", [("session", "calls, descriptors")]),
