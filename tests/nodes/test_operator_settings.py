@@ -85,7 +85,13 @@ def test_request_is_carried_out_by_the_next_coordinator_if_the_first_one_has_end
     coordinator = cluster.coordinator()
     follower = cluster.followers()[0]
     coordinator.end(signal.SIGKILL)
-    follower.ask("delete", f"{cluster.root}/step_1")
+
+    def is_deleted():
+        done = follower.ask("delete", f"{cluster.root}/step_1", check=False)
+        assert done.returncode == 0 or "reads the pointer files; try again" in done.stderr, done.stderr
+        return done.returncode == 0
+
+    until(is_deleted, "the next coordinator to know the pointer files")
     assert tags(cluster.root) == ["step_2"]
 
 
