@@ -8,7 +8,7 @@ from typing import Any, Dict
 from ckptd import errors
 from ckptd._membership.membership import STALE_SECONDS
 from ckptd._reading.manifest import open_beneath, read_manifest, read_summary
-from ckptd._reading.verified_file import LocalFile
+from ckptd._reading.verified_file import LocalFile, removed_while_read
 
 # EINVAL: it is not a regular file. ESTALE: what was found on a network file system is there no longer.
 _MISSING_ERRNOS = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR, errno.EINVAL, errno.ESTALE)
@@ -61,11 +61,7 @@ class LocalFiles:
                 return self._open(path, threads)
             except errors.Corrupt:
                 if self._was_removed():
-                    raise errors.NotFound(
-                        f"the checkpoint {self._tag} was removed while it was being read; open another one",
-                        reason="NO_CHECKPOINT",
-                        tag=self._tag,
-                    ) from None
+                    raise removed_while_read(self._tag) from None
                 if time.monotonic() >= deadline or not self._is_of_several_nodes():
                     raise
             time.sleep(_PAUSE_SECONDS)

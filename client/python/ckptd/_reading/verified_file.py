@@ -138,6 +138,13 @@ class VerifiedFile(io.RawIOBase):
         raise NotImplementedError
 
 
+def removed_while_read(tag: str) -> errors.NotFound:
+    """Returns the error for a checkpoint that was removed under its reader, which is no damage."""
+    return errors.NotFound(
+        f"the checkpoint {tag} was removed while it was being read; open another one", reason="NO_CHECKPOINT", tag=tag
+    )
+
+
 class LocalFile(VerifiedFile):
     """A file that this process reads from the disk and verifies."""
 
@@ -199,9 +206,7 @@ class LocalFile(VerifiedFile):
                 found=fault.found,
             )
         if fault.errno == errno.ESTALE:  # On a network file system, which does not keep files for those who have them open.
-            raise errors.NotFound(
-                f"the checkpoint {self._tag} was removed while it was being read; open another one", reason="NO_CHECKPOINT", tag=self._tag
-            )
+            raise removed_while_read(self._tag)
         if fault.errno not in (errno.ENODATA, errno.EILSEQ):
             # EIO is no proof of damage: the whole disk may be failing, or only for a moment.
             raise OSError(fault.errno, os.strerror(fault.errno), self._record.path)
