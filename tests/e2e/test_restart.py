@@ -27,6 +27,16 @@ def test_clients_reconnect_after_sigkill_of_daemon(daemon, trainers, root):
     assert len([line for line in os.listdir(root) if not line.startswith(".")]) == 2
 
 
+def test_commit_time_of_a_checkpoint_is_the_same_after_a_restart_and_on_the_disk(daemon, trainers, root):
+    (rank,) = trainers("a", 1)
+    rank.do("run.save('one', step=1, files={'a': b'x'}).wait()")
+    listed = rank.do("run.list()[0].time.isoformat()")
+    os.kill(daemon.pid, signal.SIGKILL)
+    daemon.restart()
+    assert rank.do("run.list()[0].time.isoformat()") == listed
+    assert ckptd.open_root(root).list()[0].time.isoformat() == listed
+
+
 def kill_after_the_last_seal(daemon, ranks, tag, step, size=RANK_BYTES):
     """Kills the daemon before it can have written everything."""
     together(ranks, BEGIN.format(tag=tag, step=step, size=size), 90)
