@@ -18,6 +18,7 @@
 #include "client/ckptctl/completion.h"
 #include "client/ckptctl/convert/convert.h"
 #include "client/ckptctl/convert/convert_deepspeed.h"
+#include "client/ckptctl/debug/debug_dump.h"
 #include "client/ckptctl/text/text.h"
 #include "client/ckptctl/usage.h"
 
@@ -50,7 +51,7 @@ struct Arguments {
   RetentionArguments retention;
   SaveArguments save;
   DoctorNodes nodes;
-  std::string shell;
+  std::string shell, output_file;
   ConvertArguments convert;
   ZeroToFp32Arguments zero_to_fp32;
   DsToUniversalArguments universal;
@@ -336,6 +337,18 @@ void AddConvert(CLI::App& app, const Context& context, Arguments& a, Command* ch
   AddDsToUniversal(*convert, context, a, chosen);
 }
 
+void AddDebug(CLI::App& app, const Context& context, Arguments& a, Command* chosen) {
+  CLI::App* debug = app.add_subcommand("debug", "Gather what a bug report needs; a daemon is not needed");
+  debug->require_subcommand(1);
+  debug->fallthrough();
+  Add(*debug, "dump",
+      "Write one text file: versions, status, configuration, log, counters, the process and the machine; no "
+      "secrets",
+      chosen, [&] { return DebugDump(context, a.output_file); })
+      ->add_option("--output_file,--output-file", a.output_file,
+                   "The file, which must not exist; default: ckptd-debug-HOST-TIME.txt here");
+}
+
 // What to do about an error of `command`, where its message does not say it already.
 std::string Hint(const absl::Status& status, ExitCode code, const std::string& command) {
   const std::string reason = ReasonOf(status);
@@ -396,6 +409,7 @@ int Main(int argc, char** argv) {
   AddActing(app, context, arguments, &chosen);
   AddOffline(app, context, arguments, &chosen);
   AddConvert(app, context, arguments, &chosen);
+  AddDebug(app, context, arguments, &chosen);
   AddCompletion(app, context, arguments, &chosen);
   try {
     app.parse(argc, argv);

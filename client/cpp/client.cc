@@ -3,9 +3,12 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "client/cpp/client_impl.h"
@@ -16,6 +19,7 @@ namespace ckptd::client {
 namespace {
 
 constexpr Duration kHelloTimeout = std::chrono::seconds(10);
+constexpr size_t kMaxIdBytes = 500;  // Of a launch's id and a job's; the daemon's limit.
 
 // The absolute path, for logs and messages only: the root is identified by its descriptor.
 absl::StatusOr<std::string> AbsolutePath(const std::string& path) {
@@ -24,6 +28,45 @@ absl::StatusOr<std::string> AbsolutePath(const std::string& path) {
   std::string result(real);
   std::free(real);
   return result;
+}
+
+// The prefix makes the ids those of the Python client, so that a launch may have ranks of both.
+std::string FromEnvironment(const char* name, const char* prefix) {
+  const char* value = std::getenv(name);
+  if (value == nullptr || *value == '\0') return "";
+  return absl::StrCat(prefix, value).substr(0, kMaxIdBytes);
+}
+
+absl::Status CheckLocalRanks(const RunOptions& options) {
+  const std::vector<int>& ranks = options.local_ranks;
+  if (ranks.empty()) return absl::OkStatus();
+  const bool in_range = ranks.front() >= 0 && ranks.back() < options.world_size;
+  const bool once = std::adjacent_find(ranks.begin(), ranks.end()) == ranks.end();
+  if (in_range && once && std::binary_search(ranks.begin(), ranks.end(), options.rank))
+    return absl::OkStatus();
+  return InvalidArgument(absl::StrCat("local_ranks is ", JoinRanks(ranks),
+                                      "; it must name each rank of this node once, rank ", options.rank,
+                                      " among them, of [0, ", options.world_size, ")"));
+}
+
+// The options with what the environment gives in the place of empty ones.
+absl::StatusOr<RunOptions> CompleteOptions(RunOptions options) {
+  std::sort(options.local_ranks.begin(), options.local_ranks.end());
+  CKPTD_RETURN_IF_ERROR(CheckLocalRanks(options));
+  if (std::ssize(options.local_ranks) == options.world_size) options.local_ranks.clear();
+  if (options.job.empty()) options.job = FromEnvironment("CKPTD_JOB_ID", "env-");
+  if (options.job.empty()) options.job = FromEnvironment("SLURM_JOB_ID", "slurm-");
+  if (options.launch_id.empty()) options.launch_id = FromEnvironment("CKPTD_LAUNCH_ID", "env-");
+  if (!options.launch_id.empty()) return options;
+  if (!options.local_ranks.empty()) {
+    return InvalidArgument(
+        "the launch spans nodes (local_ranks names fewer ranks than world_size), and nothing identifies it "
+        "on all of "
+        "them; set launch_id, or CKPTD_LAUNCH_ID, to a text that is the same on all nodes and differs "
+        "between launches");
+  }
+  options.launch_id = LaunchIdOfParent();
+  return options;
 }
 
 }  // namespace
@@ -100,8 +143,7 @@ absl::StatusOr<Run> Client::OpenRun(const std::string& root, const RunOptions& o
   UniqueFd directory(open(root.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!directory) return ErrnoError(errno, absl::StrCat("opening the root ", root));
   CKPTD_ASSIGN_OR_RETURN(std::string path, AbsolutePath(root));
-  RunOptions complete = options;
-  if (complete.launch_id.empty()) complete.launch_id = LaunchIdOfParent();
+  CKPTD_ASSIGN_OR_RETURN(RunOptions complete, CompleteOptions(options));
   auto run = std::make_shared<RunImpl>(impl_, std::move(directory), std::move(path), std::move(complete));
   CKPTD_RETURN_IF_ERROR(
       run->Retry(kCallTimeout,

@@ -95,17 +95,21 @@ struct Upload {
   int every = 1;                     // Each N-th checkpoint.
   int keep_last = 0;                 // How many of those that this run has uploaded stay there; 0: all.
   bool evict_before_upload = false;  // Retention may evict what waits; it is then not uploaded.
+  bool restore = true;               // Resume takes a newer checkpoint of the bucket, and fails without it.
 };
 
 struct RunOptions {
   int rank = 0;        // This process, in [0, world_size).
   int world_size = 1;  // The number of ranks of the job; at least 1.
-  // Identifies this start of the job: the same on all of its ranks, and different after a restart. Empty: the
-  // client derives it from the parent process (boot, pid and start time), which is right where one launcher
+  // The ranks on this node, of a job on several nodes: `rank` among them, the same from all ranks of the
+  // node. Empty: all ranks are on this node. Such a job needs a launch_id.
+  std::vector<int> local_ranks = {};
+  // Identifies this start of the job: the same on all of its ranks, and different after a restart. Empty:
+  // $CKPTD_LAUNCH_ID, else the parent process (boot, pid and start time), which is right where one launcher
   // started all ranks.
   std::string launch_id = {};
-  // Identifies the job across its launches, such as the id of its scheduler. Not empty: RUN_IN_USE while all
-  // processes of a launch of another job run. Empty: this launch fences such a launch off.
+  // Identifies the job across its launches. Not empty: RUN_IN_USE while all processes of a launch of another
+  // job run. Empty: $CKPTD_JOB_ID, else $SLURM_JOB_ID; without these, this launch fences such a launch off.
   std::string job = {};
   std::string run_id = {};  // A label that must match the run in the root. Empty: accept any.
   int64_t attempt = 0;      // The attempt to join; 0: the daemon gives each launch its number.
@@ -113,6 +117,9 @@ struct RunOptions {
   std::optional<Keep> retention = {};
   std::optional<int> num_kept_ckpts = {};
   std::optional<Upload> upload = {};  // The same on all ranks; unset: nothing is uploaded.
+  // True: files of this rank that the newest checkpoint has with the same bytes are shared with it (blocks of the
+  // file system, or hard links) and not written. The daemon reads them back and compares every byte first.
+  bool share_unchanged = false;
   // The most time from the first rank's Begin to the last rank's Seal. Then the save ends FAILED.
   Timeout commit_timeout = std::chrono::seconds(600);
   // Threads that copy a large part, or read one. 0: one for each core, at most 4, or 16 to read.
@@ -210,7 +217,6 @@ class Save {
   //   INVALID_ARGUMENT   `level` is none of those three
   // When the save has ended otherwise: its own code and reason (such as RANKS_MISSING), with the details tag,
   // sequence and, where known, the ranks at fault.
-  // code and reason, with the tag and ranks at fault.
   absl::Status Wait(Level level, Timeout timeout = std::chrono::seconds(60));
 
   explicit Save(std::shared_ptr<SaveImpl> impl);  // Internal: Run::Save and Part::Seal make Saves.
@@ -358,15 +364,6 @@ class Run {
   //   RESOURCE_EXHAUSTED  POOL_EXHAUSTED: the memory would not leave room for a save
   //   ABORTED             PREFETCH_BUSY: the daemon is reading another checkpoint of this run
   //   DEADLINE_EXCEEDED   `timeout` has passed; the daemon goes on reading
-  // Has the daemon read a checkpoint, or "latest", into its memory and check it, and returns when it is
-  // there: Resume and Open read it from there, and wait for it while it is under way. A thread of its own
-  // does this while the process gets ready; one rank of a node asks for all. Where it is refused readers read
-  // the disk:
-  //   NOT_FOUND           NO_CHECKPOINT
-  //   DATA_LOSS           CHECKPOINT_DAMAGED; CORRUPT_FILE or SHORT_FILE, found now and remembered; IO_ERROR
-  //   RESOURCE_EXHAUSTED  POOL_EXHAUSTED: too little memory beside it for a save
-  //   ABORTED             PREFETCH_BUSY: another checkpoint of this run is being read
-  //   DEADLINE_EXCEEDED   it is read all the same; ask again, or not
   absl::StatusOr<CheckpointInfo> Prefetch(const std::string& tag = "latest",
                                           Timeout timeout = std::chrono::seconds(600));
 

@@ -2,6 +2,7 @@
 //   client.cc      Client: opens the session, and a new one after the daemon has restarted
 //   run.cc         Run: joins the run, retries calls, looks up checkpoints
 //   saving.cc      Save and Part
+//   recovery.cc    Run: offers sealed saves to the next daemon
 //   checkpoint.cc  Resume, Open and reading
 #ifndef CKPTD_CLIENT_CPP_CLIENT_IMPL_H_
 #define CKPTD_CLIENT_CPP_CLIENT_IMPL_H_
@@ -64,6 +65,24 @@ struct Membership {
   int64_t attempt = 0;
 };
 
+// A save that this rank has sealed, and whose end it does not know. docs/design.md, "From one daemon to the
+// next". RunImpl guards what is not const.
+struct StagedSave {
+  StagedSave(int64_t number_, int64_t attempt_, v1::BeginRequest begin_, v1::SealRequest seal_)
+      : number(number_), attempt(attempt_), begin(std::move(begin_)), seal(std::move(seal_)) {}
+
+  const int64_t number;  // Of its part.
+  const int64_t attempt;
+  const v1::BeginRequest begin;  // As the next daemon gets it: all files, and WAIT as the busy policy.
+  const v1::SealRequest seal;
+  Segments segments;                                     // Where the sealed bytes lie, or
+  std::vector<std::vector<std::span<std::byte>>> bytes;  // empty if they are gone. For each file.
+  std::string daemon_instance;                           // The daemon that has the save.
+  int64_t sequence = 0;
+  bool recovered = false;  // It was sealed with another daemon than the one that it began with.
+  absl::Status lost;       // Why it cannot be recovered.
+};
+
 class RunImpl : public std::enable_shared_from_this<RunImpl> {
  public:
   RunImpl(std::shared_ptr<ClientImpl> client, UniqueFd root, std::string path, RunOptions options);
@@ -106,12 +125,36 @@ class RunImpl : public std::enable_shared_from_this<RunImpl> {
 
   // The ordinal of this rank's next save of `tag` in this attempt: 1, 2, ...
   int64_t NextOrdinal(const std::string& tag);
-  // Remembers a save that is sealed and has not ended. If another daemon answers later, JoinRun names the
-  // save to it as orphaned.
-  void RememberStaged(const v1::SaveKey& key, const std::string& daemon_instance);
-  void ForgetStaged(const v1::SaveKey& key);
+  // Remembers a save that is sealed and has not ended. If another daemon answers later, the save is offered
+  // to it, or named to it as orphaned.
+  void RememberStaged(std::shared_ptr<StagedSave> save);
+  void ForgetStaged(const std::shared_ptr<StagedSave>& save);
+  // Drops the bytes of staged saves that lie in these segments: the daemon will not lend them again, so these
+  // saves have ended.
+  void DropBytes(const Segments& retired);
+  // Waits until a part of this number may begin without overtaking an earlier save of this rank. UNAVAILABLE
+  // if no daemon has taken those within `timeout`.
+  absl::Status AwaitEarlier(int64_t number, Duration timeout);
+  // Waits until the present daemon has the save; false: it did not by `deadline`. The save's error if it is
+  // lost.
+  absl::StatusOr<bool> AwaitRecovery(const std::shared_ptr<StagedSave>& save, Instant deadline);
+  int64_t SequenceOf(const std::shared_ptr<StagedSave>& save);
+  bool IsRecovered(const std::shared_ptr<StagedSave>& save);
 
  private:
+  // ---- recovery.cc. A thread of its own runs RecoverPending while saves are pending.
+  v1::JoinRunRequest JoinRequest(const std::string& root) const;
+  void AddPending(const std::string& daemon_instance) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  static void RecoverPending(const std::weak_ptr<RunImpl>& weak);
+  std::shared_ptr<StagedSave> NextPending();
+  bool TryToRecover(const std::shared_ptr<StagedSave>& save, Instant give_up);
+  absl::Status Recover(const Membership& membership, const std::shared_ptr<StagedSave>& save);
+  absl::Status WhyNot(const Membership& membership, const std::shared_ptr<StagedSave>& save, bool unknown);
+  absl::StatusOr<bool> WouldOvertake(const Membership& membership, const std::shared_ptr<StagedSave>& save);
+  absl::Status UploadAgain(const Membership& membership, const std::shared_ptr<StagedSave>& save);
+  void Assign(const std::shared_ptr<StagedSave>& save, const std::string& daemon_instance, int64_t sequence);
+  void SetLost(const std::shared_ptr<StagedSave>& save, const absl::Status& why);
+
   // Sleeps between two tries to reach a daemon that is away: there is no event to wait for.
   static void Pause(Duration duration);
   int Threads(int most) const;
@@ -125,11 +168,11 @@ class RunImpl : public std::enable_shared_from_this<RunImpl> {
   Mutex mutex_;
   std::shared_ptr<const Membership> membership_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, int64_t> ordinals_ ABSL_GUARDED_BY(mutex_);
-  struct Staged {
-    v1::SaveKey key;
-    std::string daemon_instance;
-  };
-  std::deque<Staged> staged_ ABSL_GUARDED_BY(mutex_);
+  std::deque<std::shared_ptr<StagedSave>> staged_ ABSL_GUARDED_BY(mutex_);
+  // Those of staged_ that the present daemon may not have, in the order of their numbers.
+  std::vector<std::shared_ptr<StagedSave>> pending_ ABSL_GUARDED_BY(mutex_);
+  bool recovering_ ABSL_GUARDED_BY(mutex_) = false;  // There is a thread.
+  CondVar recovered_;
 };
 
 // A file of a part: where the caller writes its bytes, and where the daemon expects them. The two differ only
@@ -163,6 +206,7 @@ class PartImpl {
   bool skipped() const { return level_ == v1::SKIPPED; }
 
  private:
+  v1::BeginRequest MakeBegin() const;
   absl::StatusOr<v1::BeginResponse> Begin(const Membership& membership);
   absl::Status FindCommittedSave(const Membership& membership, const absl::Status& refusal);
   absl::Status MapPlacements(const Membership& membership,
@@ -176,11 +220,14 @@ class PartImpl {
   absl::StatusOr<Save> SendSeal(const Membership& membership);
   Save MakeSave();
 
+  std::shared_ptr<StagedSave> MakeStaged(const Membership& membership, const v1::SealRequest& seal) const;
+
   const std::shared_ptr<RunImpl> run_;
   const SaveOptions options_;
   const bool growing_;
   const Instant started_;
-  v1::SaveKey key_;  // Its run is set by the first EnsureBegun.
+  const int64_t number_;  // Of this part, in the order in which this process has made its parts.
+  v1::SaveKey key_;       // Its run is set by the first EnsureBegun.
   std::shared_ptr<const Membership>
       membership_;  // The membership that Begin was sent under. Null: not begun.
   std::vector<PartFile> files_;
@@ -194,17 +241,19 @@ class PartImpl {
   v1::Level level_ = v1::OPEN;
   v1::SaveError error_;  // Why the save was skipped.
   SaveTiming timing_;
+  std::shared_ptr<StagedSave> staged_;  // Set by a Seal that has not ended the save.
 };
 
 class SaveImpl {
  public:
-  SaveImpl(std::shared_ptr<RunImpl> run, v1::SaveKey key, int64_t attempt, int64_t sequence, v1::Level level,
-           v1::SaveError error, SaveTiming timing);
+  // `staged` is null if the save has ended.
+  SaveImpl(std::shared_ptr<RunImpl> run, std::shared_ptr<StagedSave> staged, v1::SaveKey key, int64_t attempt,
+           int64_t sequence, v1::Level level, v1::SaveError error, SaveTiming timing);
 
   absl::Status Wait(Level level, Timeout timeout);
 
   const v1::SaveKey& key() const { return key_; }
-  int64_t sequence() const { return sequence_; }
+  int64_t sequence() const { return staged_ != nullptr ? run_->SequenceOf(staged_) : sequence_; }
   Level level() const { return static_cast<Level>(level_.load()); }
   const SaveTiming& timing() const { return timing_; }
 
@@ -212,7 +261,10 @@ class SaveImpl {
   // Updates level() from the daemon's answer, and returns the result of a Wait for `wanted`.
   absl::Status UpdateLevel(const v1::Checkpoint& checkpoint, Level wanted);
 
+  absl::Status EndedOtherwise(const v1::Checkpoint& checkpoint) const;
+
   const std::shared_ptr<RunImpl> run_;
+  const std::shared_ptr<StagedSave> staged_;
   const v1::SaveKey key_;
   const int64_t attempt_, sequence_;
   const v1::SaveError error_;  // Why the save was skipped.

@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/cpp/client.h"
 #include "client/cpp/client_impl.h"
+#include "client/cpp/recovery.h"
 #include "storage/base/errors.h"
 #include "storage/base/status_macros.h"
 
@@ -17,10 +18,6 @@ constexpr Duration kAttachTimeout = std::chrono::seconds(120);
 constexpr size_t kMaxStagedSaves = 64;
 constexpr int kMaxCopyThreads = 4;   // The trainer goes on loading data meanwhile.
 constexpr int kMaxReadThreads = 16;  // They copy as fast as a GPU does.
-
-bool SameSave(const v1::SaveKey& a, const v1::SaveKey& b) {
-  return a.tag() == b.tag() && a.ordinal() == b.ordinal();
-}
 
 }  // namespace
 
@@ -47,13 +44,14 @@ absl::StatusOr<std::shared_ptr<const Membership>> RunImpl::Join() {
   return JoinWith(std::move(session));
 }
 
-absl::StatusOr<std::shared_ptr<const Membership>> RunImpl::JoinWith(std::shared_ptr<Session> session) {
+v1::JoinRunRequest RunImpl::JoinRequest(const std::string& root) const {
   v1::JoinRunRequest request;
-  CKPTD_ASSIGN_OR_RETURN(*request.mutable_root(),
-                         session->handoff().AttachRoot(root_.get(), path_, kAttachTimeout));
+  request.set_root(root);
   request.set_run_id(options_.run_id);
   request.set_rank(options_.rank);
   request.set_world_size(options_.world_size);
+  request.set_local_world_size(static_cast<int>(options_.local_ranks.size()));
+  request.mutable_local_ranks()->Assign(options_.local_ranks.begin(), options_.local_ranks.end());
   request.set_launch_id(options_.launch_id);
   request.set_job(options_.job);
   if (options_.upload.has_value()) {
@@ -62,15 +60,30 @@ absl::StatusOr<std::shared_ptr<const Membership>> RunImpl::JoinWith(std::shared_
     upload.set_every(options_.upload->every);
     upload.set_keep_last(options_.upload->keep_last);
     upload.set_evict_before_upload(options_.upload->evict_before_upload);
+    upload.set_no_restore(!options_.upload->restore);
   }
   request.set_attempt(options_.attempt);
+  return request;
+}
+
+absl::StatusOr<std::shared_ptr<const Membership>> RunImpl::JoinWith(std::shared_ptr<Session> session) {
+  CKPTD_ASSIGN_OR_RETURN(const std::string root,
+                         session->handoff().AttachRoot(root_.get(), path_, kAttachTimeout));
+  v1::JoinRunRequest request = JoinRequest(root);
   const std::string& instance = session->daemon().daemon_instance();
-  for (const Staged& staged : staged_) {
-    if (staged.daemon_instance != instance) *request.add_orphaned() = staged.key;
+  std::vector<std::shared_ptr<StagedSave>> orphaned;
+  for (const auto& save : staged_) {
+    if (save->daemon_instance == instance || IsRecoverable(*save)) continue;
+    *request.add_orphaned() = save->begin.key();
+    orphaned.push_back(save);
   }
   CKPTD_ASSIGN_OR_RETURN(v1::JoinRunResponse response, session->rpc().JoinRun(request, kCallTimeout));
   // The new daemon has these saves on disk, or has told every rank that they are lost.
-  std::erase_if(staged_, [&](const Staged& staged) { return staged.daemon_instance != instance; });
+  for (const auto& save : orphaned) {
+    std::erase(staged_, save);
+    std::erase(pending_, save);
+  }
+  AddPending(instance);  // Before any Begin of this rank: AwaitEarlier keeps it behind them.
   membership_ =
       std::make_shared<const Membership>(Membership{std::move(session), response.run(), response.attempt()});
   return membership_;
@@ -91,15 +104,17 @@ int64_t RunImpl::NextOrdinal(const std::string& tag) {
   return ++ordinals_[tag];
 }
 
-void RunImpl::RememberStaged(const v1::SaveKey& key, const std::string& daemon_instance) {
+void RunImpl::RememberStaged(std::shared_ptr<StagedSave> save) {
   MutexLock lock(mutex_);
-  staged_.push_back({key, daemon_instance});
+  staged_.push_back(std::move(save));
   if (staged_.size() > kMaxStagedSaves) staged_.pop_front();
 }
 
-void RunImpl::ForgetStaged(const v1::SaveKey& key) {
+void RunImpl::ForgetStaged(const std::shared_ptr<StagedSave>& save) {
   MutexLock lock(mutex_);
-  std::erase_if(staged_, [&](const Staged& staged) { return SameSave(staged.key, key); });
+  std::erase(staged_, save);
+  save->segments.clear();
+  save->bytes.clear();
 }
 
 Run::Run(std::shared_ptr<RunImpl> impl) : impl_(std::move(impl)) {}

@@ -1,12 +1,15 @@
 // Save and Part. A part goes through EnsureBegun (Begin, and mapping the granted memory), the copy, and Seal.
 // If the daemon restarts in between, the same steps run again with the new daemon and the same key:
 // EnsureBegun gets new memory, the bytes that the caller had written are copied there, and Seal is sent.
+#include <algorithm>
+#include <atomic>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "client/cpp/client.h"
 #include "client/cpp/client_impl.h"
+#include "client/cpp/recovery.h"
 #include "client/cpp/session/wire_errors.h"
 #include "storage/base/errors.h"
 #include "storage/base/status_macros.h"
@@ -44,12 +47,21 @@ absl::Status PartEnded(const std::string& tag) {
                    {{"tag", tag}});
 }
 
+int64_t NextPartNumber() {
+  static std::atomic<int64_t> last{0};
+  return ++last;
+}
+
 }  // namespace
 
 // ---- Part
 
 PartImpl::PartImpl(std::shared_ptr<RunImpl> run, SaveOptions options, bool growing)
-    : run_(std::move(run)), options_(std::move(options)), growing_(growing), started_(SystemClock().Now()) {
+    : run_(std::move(run)),
+      options_(std::move(options)),
+      growing_(growing),
+      started_(SystemClock().Now()),
+      number_(NextPartNumber()) {
   key_.set_rank(run_->options().rank);
   key_.set_tag(options_.tag);
   key_.set_ordinal(run_->NextOrdinal(options_.tag));
@@ -63,8 +75,7 @@ void PartImpl::Declare(const std::string& path, int64_t size) {
   files_.push_back({path, size, size, {}, {}});
 }
 
-absl::StatusOr<v1::BeginResponse> PartImpl::Begin(const Membership& membership) {
-  key_.set_run(membership.run);
+v1::BeginRequest PartImpl::MakeBegin() const {
   v1::BeginRequest request;
   *request.mutable_key() = key_;
   if (options_.step) request.set_step(*options_.step);
@@ -79,10 +90,17 @@ absl::StatusOr<v1::BeginResponse> PartImpl::Begin(const Membership& membership) 
   SetDuration(run_->options().commit_timeout, request.mutable_commit_timeout());
   if (run_->options().retention) *request.mutable_retention() = ToWire(*run_->options().retention);
   if (run_->options().num_kept_ckpts) request.set_num_kept_ckpts(*run_->options().num_kept_ckpts);
+  request.set_share_unchanged(run_->options().share_unchanged);
   for (const auto& [name, value] : options_.metrics) (*request.mutable_metrics())[name] = value;
   request.mutable_pointers()->insert(options_.pointers.begin(), options_.pointers.end());
+  return request;
+}
+
+absl::StatusOr<v1::BeginResponse> PartImpl::Begin(const Membership& membership) {
+  CKPTD_RETURN_IF_ERROR(run_->AwaitEarlier(number_, options_.timeout));
+  key_.set_run(membership.run);
   Stopwatch watch(&timing_.begin);
-  return membership.session->rpc().Begin(request, options_.timeout + kCallTimeout);
+  return membership.session->rpc().Begin(MakeBegin(), options_.timeout + kCallTimeout);
 }
 
 absl::Status PartImpl::EnsureBegun(const std::shared_ptr<const Membership>& membership) {
@@ -103,7 +121,8 @@ absl::Status PartImpl::EnsureBegun(const std::shared_ptr<const Membership>& memb
     ended_ = true;
     return absl::OkStatus();
   }
-  membership->session->Forget({response->retired_segments().begin(), response->retired_segments().end()});
+  run_->DropBytes(membership->session->Forget(
+      {response->retired_segments().begin(), response->retired_segments().end()}));
   absl::Status placed = MapPlacements(*membership, response->segments(), response->placements(), 0);
   if (IsTransient(placed)) membership_ = nullptr;  // The retry sends Begin again.
   return placed;
@@ -134,6 +153,7 @@ absl::Status PartImpl::MapPlacements(const Membership& membership,
   Stopwatch watch(&timing_.map);
   CKPTD_ASSIGN_OR_RETURN(segments_, membership.session->Map({granted.begin(), granted.end()},
                                                             run_->copy_threads(), kCallTimeout));
+  for (const std::shared_ptr<Mapping>& segment : segments_) segment->LendTo(number_);
   if (files_.size() - first_file != static_cast<size_t>(placements.size())) {
     return absl::InternalError(absl::StrCat("the daemon placed ", placements.size(), " files, but ",
                                             files_.size() - first_file, " were requested"));
@@ -258,14 +278,40 @@ absl::StatusOr<Save> PartImpl::SendSeal(const Membership& membership) {
   ended_ = true;
   level_ = response->level();
   sequence_ = response->sequence();
-  if (level_ < v1::COMMITTED) run_->RememberStaged(key_, membership.session->daemon().daemon_instance());
+  if (level_ < v1::COMMITTED) {
+    staged_ = MakeStaged(membership, request);
+    run_->RememberStaged(staged_);
+  }
   timing_.stall = stall();
   return MakeSave();
 }
 
 Save PartImpl::MakeSave() {
   const int64_t attempt = membership_ != nullptr ? membership_->attempt : run_->attempt();
-  return Save(std::make_shared<SaveImpl>(run_, key_, attempt, sequence_, level_, error_, timing_));
+  return Save(std::make_shared<SaveImpl>(run_, staged_, key_, attempt, sequence_, level_, error_, timing_));
+}
+
+std::shared_ptr<StagedSave> PartImpl::MakeStaged(const Membership& membership,
+                                                 const v1::SealRequest& seal) const {
+  v1::BeginRequest begin = MakeBegin();
+  // It has all its files, and its trainer has seen it sealed and does not expect it to be skipped.
+  *begin.mutable_files() = seal.files();
+  begin.set_growing(false);
+  begin.set_busy(v1::WAIT);
+  auto staged = std::make_shared<StagedSave>(number_, membership.attempt, std::move(begin), seal);
+  for (const PartFile& file : files_) {
+    std::vector<std::span<std::byte>>& sealed = staged->bytes.emplace_back();
+    auto left = static_cast<size_t>(file.final_size);
+    for (std::span<std::byte> piece : file.placed) {
+      if (left == 0) break;
+      sealed.push_back(piece.first(std::min(left, piece.size())));
+      left -= sealed.back().size();
+    }
+  }
+  staged->segments = segments_;
+  staged->daemon_instance = membership.session->daemon().daemon_instance();
+  staged->sequence = sequence_;
+  return staged;
 }
 
 absl::Status PartImpl::Abort(const std::string& message) {
@@ -294,9 +340,10 @@ absl::Status Part::Abort(const std::string& message) { return impl_->Abort(messa
 
 // ---- Save
 
-SaveImpl::SaveImpl(std::shared_ptr<RunImpl> run, v1::SaveKey key, int64_t attempt, int64_t sequence,
-                   v1::Level level, v1::SaveError error, SaveTiming timing)
+SaveImpl::SaveImpl(std::shared_ptr<RunImpl> run, std::shared_ptr<StagedSave> staged, v1::SaveKey key,
+                   int64_t attempt, int64_t sequence, v1::Level level, v1::SaveError error, SaveTiming timing)
     : run_(std::move(run)),
+      staged_(std::move(staged)),
       key_(std::move(key)),
       attempt_(attempt),
       sequence_(sequence),
@@ -307,8 +354,8 @@ SaveImpl::SaveImpl(std::shared_ptr<RunImpl> run, v1::SaveKey key, int64_t attemp
 absl::Status SaveImpl::UpdateLevel(const v1::Checkpoint& checkpoint, Level wanted) {
   const int level = std::max<int>(checkpoint.level(), level_.load());
   level_.store(level);
-  if (level >= v1::COMMITTED) run_->ForgetStaged(key_);
-  if (level >= v1::FAILED) return FromSaveError(checkpoint);
+  if (level >= v1::COMMITTED && staged_ != nullptr) run_->ForgetStaged(staged_);
+  if (level >= v1::FAILED) return EndedOtherwise(checkpoint);
   if (level >= static_cast<int>(wanted)) return absl::OkStatus();
   const std::string ranks = JoinRanks({checkpoint.missing_ranks().begin(), checkpoint.missing_ranks().end()});
   ErrorDetails details = {{"tag", key_.tag()}, {"sequence", absl::StrCat(sequence_)}};
@@ -320,6 +367,11 @@ absl::Status SaveImpl::UpdateLevel(const v1::Checkpoint& checkpoint, Level wante
                    ranks.empty() ? "" : absl::StrCat("; ranks ", ranks, " have not sealed their parts"),
                    "; the save goes on, and Wait may be called again"),
       details);
+}
+
+absl::Status SaveImpl::EndedOtherwise(const v1::Checkpoint& checkpoint) const {
+  const absl::Status error = FromSaveError(checkpoint);
+  return staged_ != nullptr && run_->IsRecovered(staged_) ? LostBy(*staged_, error) : error;
 }
 
 absl::Status SaveImpl::Wait(Level level, Timeout timeout) {
@@ -339,12 +391,20 @@ absl::Status SaveImpl::Wait(Level level, Timeout timeout) {
   const Instant deadline = SystemClock().Now() + timeout;
   absl::StatusOr<v1::WaitResponse> response = run_->Retry(
       timeout,
-      [&](const std::shared_ptr<const Membership>& membership) {
+      [&](const std::shared_ptr<const Membership>& membership) -> absl::StatusOr<v1::WaitResponse> {
+        if (staged_ != nullptr) {
+          const absl::StatusOr<bool> known = run_->AwaitRecovery(staged_, deadline);
+          if (!known.ok()) {
+            level_ = v1::FAILED;
+            return known.status();
+          }
+          if (!*known) return v1::WaitResponse();  // The timeout has passed: nothing new is known.
+        }
         v1::WaitRequest request;
         *request.mutable_key() = key_;
         request.set_level(static_cast<v1::Level>(level));
         SetDuration(TimeLeft(deadline), request.mutable_timeout());
-        request.set_sequence(sequence_);
+        request.set_sequence(sequence());
         request.set_attempt(attempt_);
         return membership->session->rpc().Wait(request, TimeLeft(deadline) + kCallTimeout);
       },

@@ -28,10 +28,11 @@ void AttachQueue::Submit(uid_t uid, const std::string& file_system, Inspect insp
   attach->uid = uid;
   attach->file_system = file_system;
   attach->inspect = std::move(inspect);
-  attach->deadline = clock_->Now() + limits_.timeout;
   absl::Status refused = absl::OkStatus();
   {
     MutexLock lock(mutex_);
+    attach->timeout = timeout_;
+    attach->deadline = clock_->Now() + timeout_;
     int waiting = 0;
     for (const auto& other : attaches_) waiting += other->uid == uid && !other->running;
     if (closed_) {
@@ -49,6 +50,11 @@ void AttachQueue::Submit(uid_t uid, const std::string& file_system, Inspect insp
     }
   }
   if (!refused.ok()) done(refused);
+}
+
+void AttachQueue::SetTimeout(Duration timeout) {
+  MutexLock lock(mutex_);
+  timeout_ = timeout;
 }
 
 // Starts the inspections that the limits allow now.
@@ -102,7 +108,12 @@ void AttachQueue::Close() {
 }
 
 void AttachQueue::Expire() {
-  std::vector<std::pair<std::string, Done>> over;
+  struct Over {
+    std::string file_system;
+    Duration timeout;
+    Done done;
+  };
+  std::vector<Over> over;
   {
     MutexLock lock(mutex_);
     const Instant now = clock_->Now();
@@ -112,16 +123,16 @@ void AttachQueue::Expire() {
         ++entry;
         continue;
       }
-      over.emplace_back(attach.file_system, std::move(attach.done));
+      over.push_back({attach.file_system, attach.timeout, std::move(attach.done)});
       attach.done = nullptr;
       // A running inspection keeps its entry, because it still holds a thread.
       entry = attach.running ? std::next(entry) : attaches_.erase(entry);
     }
   }
-  for (auto& [file_system, done] : over) {
+  for (auto& [file_system, timeout, done] : over) {
     done(MakeError(absl::StatusCode::kDeadlineExceeded, "FILE_SYSTEM_HANGS",
                    absl::StrCat("the root's file system (", file_system, ") has not answered within ",
-                                std::chrono::duration_cast<std::chrono::seconds>(limits_.timeout).count(),
+                                std::chrono::duration_cast<std::chrono::seconds>(timeout).count(),
                                 " s; check its server or disk, then attach again")));
   }
 }

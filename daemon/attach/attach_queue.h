@@ -34,7 +34,10 @@ class AttachQueue {
   using Done = absl::AnyInvocable<void(absl::StatusOr<RootAttachment>)>;
 
   AttachQueue(AttachLimits limits, Clock* clock)
-      : limits_(limits), clock_(clock), workers_(std::make_unique<WorkerPool>(limits.threads)) {}
+      : limits_(limits),
+        clock_(clock),
+        timeout_(limits.timeout),
+        workers_(std::make_unique<WorkerPool>(limits.threads)) {}
   ~AttachQueue() { Close(); }
 
   // Runs `inspect` on a thread of the queue; `done` gets the result, once, on any thread. The limits on
@@ -43,6 +46,8 @@ class AttachQueue {
   // still be running then. RESOURCE_EXHAUSTED, reason LIMIT_EXCEEDED, when too many of this user wait, unless
   // `any_number`.
   void Submit(uid_t uid, const std::string& file_system, Inspect inspect, Done done, bool any_number = false);
+  // For attaches from now on.
+  void SetTimeout(Duration timeout);
   // Answers the attaches whose timeout has passed. Call it about once a second.
   void Expire();
   // Waits for the inspections that run. Waiting and later ones fail with UNAVAILABLE, reason DRAINING.
@@ -54,15 +59,17 @@ class AttachQueue {
     std::string file_system;
     Inspect inspect;
     Done done;  // Empty once it is answered.
+    Duration timeout{};
     Instant deadline;
     bool running = false;
   };
   void Run(const std::shared_ptr<Attach>& attach);
   void StartReady() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  const AttachLimits limits_;
+  const AttachLimits limits_;  // But for the timeout.
   Clock* const clock_;
   Mutex mutex_;
+  Duration timeout_ ABSL_GUARDED_BY(mutex_);
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
   std::deque<std::shared_ptr<Attach>> attaches_
       ABSL_GUARDED_BY(mutex_);           // Oldest first, running ones included.

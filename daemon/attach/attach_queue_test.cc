@@ -78,6 +78,17 @@ TEST_F(AttachQueueTest, FailsAtTheDeadlineWhenAFileSystemHangs) {
   }
 }
 
+TEST_F(AttachQueueTest, ANewTimeoutCountsForLaterAttaches) {
+  const auto before = Attach(kAna, "0:1", /*hangs=*/true);
+  queue_->SetTimeout(seconds(5));
+  const auto after = Attach(kAna, "0:1", /*hangs=*/true);
+  clock_.Advance(seconds(6));
+  queue_->Expire();
+  EXPECT_FALSE(IsAnswered(before));
+  ASSERT_TRUE(IsAnswered(after));
+  EXPECT_NE(std::string(after.get().message()).find("within 5 s"), std::string::npos) << after.get();
+}
+
 TEST_F(AttachQueueTest, RefusesAUserWithTooManyWaitingAttaches) {
   for (int i = 0; i < 22; ++i) Attach(kAna, "0:1", /*hangs=*/true);  // Two run, twenty wait.
   const auto refused = Attach(kAna, "0:2");

@@ -99,7 +99,7 @@ absl::StatusOr<std::unique_ptr<StateDirectory>> StateDirectory::Open(const std::
                                                                      KnownRootLimits limits) {
   std::unique_ptr<StateDirectory> state(new StateDirectory);
   state->path_ = path;
-  state->limits_ = limits;
+  state->SetLimits(limits);
   CKPTD_ASSIGN_OR_RETURN(state->fs_, MakePosixFileSystem());
   if (::mkdir(path.c_str(), 0700) == 0) {
     // Sync the parent, so that a crash does not lose the new directory and the list in it.
@@ -170,6 +170,11 @@ absl::Status StateDirectory::Write(const std::vector<Entry>& entries) {
                                   kMaxFileBytes, " can be read at the next start"));
   }
   return ReplaceFileDurably(*fs_, directory_.get(), kRootsFile, text);
+}
+
+void StateDirectory::SetLimits(KnownRootLimits limits) {
+  MutexLock lock(mutex_);
+  limits_ = limits;
 }
 
 // Removes entries of the root's user until one more fits the limits.

@@ -34,6 +34,9 @@ class StateDirectory {
                                                               Duration timeout = Duration::zero(),
                                                               KnownRootLimits limits = {});
 
+  // For roots that are added from now on. Thread-safe.
+  void SetLimits(KnownRootLimits limits);
+
   std::vector<storage::v1::KnownRoot> roots() const;
   // One message for each entry that Open could not read. A copy of the damaged file is in
   // known_roots.damaged.
@@ -66,15 +69,16 @@ class StateDirectory {
   StateDirectory() = default;
   absl::Status Load();
   absl::Status Write(const std::vector<Entry>& entries);
-  absl::Status MakeRoom(std::vector<Entry>& entries, const storage::v1::KnownRoot& root) const;
+  absl::Status MakeRoom(std::vector<Entry>& entries, const storage::v1::KnownRoot& root) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   std::string path_;
-  KnownRootLimits limits_;
   std::vector<std::string> problems_;
   std::unique_ptr<FileSystem> fs_;
   ScopedHandle directory_;
   ScopedHandle lock_;
   mutable Mutex mutex_;
+  KnownRootLimits limits_ ABSL_GUARDED_BY(mutex_);
   std::vector<Entry> entries_ ABSL_GUARDED_BY(mutex_);  // Oldest first.
 };
 

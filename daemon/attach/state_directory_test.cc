@@ -98,6 +98,8 @@ TEST_F(StateDirectoryTest, EvictsTheOldestRootThatIsNotInUse) {
   const auto refused = state->Remember(Root("/d", 4));
   EXPECT_EQ(ReasonOf(refused.status()), "LIMIT_EXCEEDED");
   EXPECT_THAT(std::string(refused.status().message()), HasSubstr("limits.known_roots_per_uid"));
+  state->SetLimits({.roots_per_uid = 3});
+  EXPECT_TRUE(state->Remember(Root("/e", 5)).ok());
   EXPECT_TRUE(state->Remember(Root("/a", 1)).ok()) << "it is known";
   EXPECT_TRUE(state->Remember(Root("/d", 4, 2000)).ok()) << "another user's";
 }

@@ -5,18 +5,10 @@
 #include "absl/strings/str_cat.h"
 #include "daemon/cluster/node/node_save.h"
 #include "storage/base/reasons.h"
-#include "storage/commit/shared/shared_scan.h"
 
 namespace ckptd {
 
 using ledger::v1::SaveState;
-
-namespace {
-
-// For how long a checkpoint that etcd knows is looked for: longer than names are stale.
-constexpr Duration kLongestLook = kStaleness + std::chrono::seconds(2);
-
-}  // namespace
 
 // ---- etcd
 
@@ -31,7 +23,8 @@ void CheckpointList::OnCommittedHere(int64_t sequence, const std::string& tag) {
   shown_[sequence] = tag;
 }
 
-void CheckpointList::OnRemoval(int64_t sequence, const std::string& value) {
+void CheckpointList::OnRemoval(int64_t sequence, const etcdserverpb::KeyValue& key) {
+  const std::string& value = key.value();
   ledger::v1::Evicting decision;
   if (!decision.ParseFromString(value)) return;
   if (!decision.replaced_by()) highest_evicted_ = std::max(highest_evicted_, sequence);
@@ -46,6 +39,7 @@ void CheckpointList::OnRemoval(int64_t sequence, const std::string& value) {
   if (decision.ended() && !removal.over_since) removal.over_since = clock_->Now();
   removal.decision = decision;
   removal.value = value;
+  removal.revision = key.mod_revision();
   const auto known = known_.extract(sequence);
   if (!decision.tag().empty()) removal.tag = decision.tag();
   if (removal.tag.empty() && !known.empty()) removal.tag = known.mapped();
@@ -65,11 +59,11 @@ void CheckpointList::OnTick() {
     const int64_t replaced_by = removal.decision.replaced_by();
     bool stays = false;
     if (!removal.over_since && replaced_by != 0) {
-      const std::optional<bool> replaced = HasReplaced(replaced_by);
+      const std::optional<bool> replaced = HasReplaced(removal);
       stays = replaced.has_value() && !*replaced;
       if (replaced.value_or(false)) removal.over_since = now;
     }
-    if (!stays && (!removal.over_since || now - *removal.over_since < kLongestLook)) {
+    if (!stays && (!removal.over_since || now - *removal.over_since < longest_look_)) {
       ++each;
       continue;
     }
@@ -80,9 +74,12 @@ void CheckpointList::OnTick() {
   if (changed) hooks_.root_changed();
 }
 
-// Whether this save, which replaces what is being removed, is a checkpoint; nullopt: that is not known yet.
-std::optional<bool> CheckpointList::HasReplaced(int64_t sequence) const {
-  const std::optional<SaveState> state = hooks_.save_state(sequence);
+// Whether the save that replaces what is being removed is a checkpoint; nullopt: that is not known yet. Etcd
+// forgets a save only after its end: then the decision is over, and whether the save is a checkpoint does not
+// matter, because what is still at the tag is listed.
+std::optional<bool> CheckpointList::HasReplaced(const Removal& removal) const {
+  const std::optional<SaveState> state = hooks_.save_state(removal.decision.replaced_by());
+  if (!state && hooks_.saves_revision() >= removal.revision) return true;
   if (!state || !HasEnded(*state)) return std::nullopt;
   if (state->phase() == SaveState::COMMITTED) return true;
   if (state->end().reason() != reason::kIndeterminate) return false;
@@ -96,7 +93,7 @@ int64_t CheckpointList::LastReplacing() const {
   int64_t last = 0;
   for (const auto& [sequence, removal] : removals_) {
     const int64_t replaced_by = removal.decision.replaced_by();
-    if (replaced_by != 0 && !HasReplaced(replaced_by)) last = std::max(last, replaced_by);
+    if (replaced_by != 0 && !HasReplaced(removal)) last = std::max(last, replaced_by);
   }
   return last;
 }
@@ -157,7 +154,7 @@ bool CheckpointList::IsStale(const RootSnapshot& root, Instant begun) {
     return false;
   }
   if (!missing_ || missing_->first != missing) missing_ = {missing, clock_->Now()};
-  return begun - missing_->second < kLongestLook;
+  return begun - missing_->second < longest_look_;
 }
 
 // What this node ought to see in the root, and does not; 0: nothing.

@@ -2,6 +2,7 @@
 #ifndef CKPTD_DAEMON_CLUSTER_CHECKPOINT_LIST_H_
 #define CKPTD_DAEMON_CLUSTER_CHECKPOINT_LIST_H_
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -13,6 +14,7 @@
 
 #include "ckptd/ledger/v1/ledger.pb.h"
 #include "daemon/engine/seams/root_io.h"
+#include "daemon/etcd/etcd.h"
 #include "daemon/ledger/keys/ended_removals.h"
 #include "storage/base/clock.h"
 
@@ -27,19 +29,24 @@ class CheckpointList {
   // any more.
   struct Removal {
     ledger::v1::Evicting decision;
-    std::string value;  // Of its key.
-    std::string tag;    // Empty: not known.
+    std::string value;     // Of its key.
+    int64_t revision = 0;  // Of etcd, at which the key was given that value.
+    std::string tag;       // Empty: not known.
     std::optional<Instant> over_since;
     bool hidden = false;  // A scan has shown the checkpoint, and the list leaves it out.
   };
   struct Hooks {
     // The state of a save, as etcd has shown it to this registration; nullopt: not yet.
     std::function<std::optional<ledger::v1::SaveState>(int64_t sequence)> save_state;
+    // The states are shown as they were at this revision of etcd or a later one; 0: nothing is shown yet.
+    std::function<int64_t()> saves_revision;
     std::function<void(int64_t sequence)> removed;  // As those of Authority::Hooks.
     std::function<void(const std::string& message)> noticed;
     std::function<void()> root_changed;
   };
-  CheckpointList(Clock* clock, Hooks hooks) : clock_(clock), hooks_(std::move(hooks)) {}
+  // `visibility`: for how long this node may not see what another one has done in the root.
+  CheckpointList(Clock* clock, Duration visibility, Hooks hooks)
+      : clock_(clock), longest_look_(visibility + std::chrono::seconds(2)), hooks_(std::move(hooks)) {}
 
   // ---- etcd
 
@@ -47,8 +54,8 @@ class CheckpointList {
   void OnCommitted(int64_t sequence, const std::string& tag);
   // Likewise, and the engine of this node lists it from now on.
   void OnCommittedHere(int64_t sequence, const std::string& tag);
-  // The key LedgerKeys::Evicting of this sequence holds `value`.
-  void OnRemoval(int64_t sequence, const std::string& value);
+  // Etcd holds this key, which is LedgerKeys::Evicting of the sequence.
+  void OnRemoval(int64_t sequence, const etcdserverpb::KeyValue& key);
   // Etcd has shown all such keys to this registration.
   void OnRemovalsKnown() { removals_known_ = true; }
   // The registration is over: the next one is shown them anew.
@@ -77,10 +84,11 @@ class CheckpointList {
   void TakeOutRemoved(RootSnapshot* root);
   void NoticePutBack(const RootSnapshot& root);
   int64_t LastReplacing() const;
-  std::optional<bool> HasReplaced(int64_t sequence) const;
+  std::optional<bool> HasReplaced(const Removal& removal) const;
   int64_t MissingIn(const RootSnapshot& root) const;
 
   Clock* const clock_;
+  const Duration longest_look_;  // For a checkpoint that etcd knows: longer than names are old.
   const Hooks hooks_;
   // What etcd calls committed, or a scan has shown, and is not being removed: tags by sequence. And since
   // when the newest of them has been missing in the root, as this node sees it.

@@ -8,6 +8,16 @@
 #include "storage/base/reasons.h"
 
 namespace ckptd {
+namespace {
+
+absl::Status Unsupported(const std::string& what) {
+  return MakeError(absl::StatusCode::kUnimplemented, reason::kSharedRootUnsupported,
+                   absl::StrCat("this version of the daemon does not ", what,
+                                " in a root that several nodes share (`cluster { shared_folders }` in its "
+                                "configuration)"));
+}
+
+}  // namespace
 
 void NodesRootIo::Open(Callback<absl::StatusOr<RootSnapshot>> done) {
   files_.Open(callbacks_.Guard([this, done = std::move(done)](absl::StatusOr<RootSnapshot> root) mutable {
@@ -91,6 +101,24 @@ void NodesRootIo::Explain(int64_t sequence, const absl::Status& error, const std
                          absl::StrCat("the checkpoint of sequence ", sequence,
                                       " was removed, because there is a newer one; open that")));
       }));
+}
+
+// ---- What needs a trash, or another program's checkpoints
+
+void NodesRootIo::EmptyTrash(TrashTerms, Callback<absl::StatusOr<TrashLeft>> done) {
+  Answer<absl::StatusOr<TrashLeft>>(std::move(done), TrashLeft());
+}
+
+void NodesRootIo::ListTrash(Callback<absl::StatusOr<std::vector<TrashedCheckpoint>>> done) {
+  Answer<absl::StatusOr<std::vector<TrashedCheckpoint>>>(std::move(done), std::vector<TrashedCheckpoint>());
+}
+
+void NodesRootIo::Undelete(std::string, int64_t, Callback<absl::StatusOr<Undeleted>> done) {
+  Answer<absl::StatusOr<Undeleted>>(std::move(done), Unsupported("bring checkpoints back"));
+}
+
+void NodesRootIo::Adopt(ForeignSurvey, storage::v1::ManifestSummary, Callback<PublishResult> done) {
+  Answer(std::move(done), PublishResult{PublishOutcome::kFailed, Unsupported("adopt checkpoints")});
 }
 
 }  // namespace ckptd

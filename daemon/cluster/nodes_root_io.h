@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "daemon/engine/seams/coordinator_io.h"
 #include "daemon/engine/seams/root_io.h"
 #include "daemon/engine/seams/shared_files_io.h"
 #include "storage/base/callback_scope.h"
@@ -36,6 +37,8 @@ class NodesReading {
   virtual Instant Now() const = 0;
   // Runs `look` a little later.
   virtual void CallLater(absl::AnyInvocable<void()> look) = 0;
+  // Runs `answer` when this call has returned.
+  virtual void Post(absl::AnyInvocable<void()> answer) = 0;
   // As ReaderKeys::Acquire.
   virtual void AcquireReader(int64_t sequence, Callback<absl::Status> acquired) = 0;
   // Called between the OK of AcquireReader and the release. OK: no removal of the checkpoint has been
@@ -51,7 +54,7 @@ class NodesReading {
 };
 
 // All calls that are not implemented here go to the file system.
-class NodesRootIo : public RootIo {
+class NodesRootIo : public RootIo, public CoordinatorIo {
  public:
   explicit NodesRootIo(std::unique_ptr<SharedFilesIo> files)
       : files_owned_(std::move(files)), files_(*files_owned_) {}
@@ -65,40 +68,28 @@ class NodesRootIo : public RootIo {
   // BEING_REMOVED if the removal of the checkpoint is decided.
   void OpenCheckpoint(std::string tag, int64_t sequence,
                       Callback<absl::StatusOr<std::shared_ptr<CheckpointReader>>> done) override;
+
   void Evict(std::string tag, int64_t sequence, Callback<absl::Status> done) override {
     nodes_->Evict(tag, sequence, std::move(done));
   }
+  // There is no trash yet: Evict removes the files, too. Undelete and Adopt: SHARED_ROOT_UNSUPPORTED.
+  void EmptyTrash(TrashTerms terms, Callback<absl::StatusOr<TrashLeft>> done) override;
+  void ListTrash(Callback<absl::StatusOr<std::vector<TrashedCheckpoint>>> done) override;
+  void Undelete(std::string tag, int64_t sequence, Callback<absl::StatusOr<Undeleted>> done) override;
+  void Adopt(ForeignSurvey survey, storage::v1::ManifestSummary summary,
+             Callback<PublishResult> done) override;
 
   void CheckTarget(std::string tag, std::vector<std::string> pointers, Callback<absl::Status> done) override {
     files_.CheckTarget(std::move(tag), std::move(pointers), std::move(done));
   }
   void FreeBytes(Callback<absl::StatusOr<int64_t>> done) override { files_.FreeBytes(std::move(done)); }
-  void CreateInflight(InflightId64 id, std::string tag, int64_t sequence, int64_t manifest_bytes,
-                      Callback<absl::Status> done) override {
-    files_.CreateInflight(id, std::move(tag), sequence, manifest_bytes, std::move(done));
-  }
   void WritePart(InflightId64 id, storage::v1::PartRecord record, std::vector<FileImage> files,
-                 std::shared_ptr<std::atomic<int64_t>> written_bytes,
+                 std::shared_ptr<CheckpointReader> base, std::shared_ptr<std::atomic<int64_t>> written_bytes,
                  Callback<absl::StatusOr<storage::v1::PartRecord>> done) override {
-    files_.WritePart(id, std::move(record), std::move(files), std::move(written_bytes), std::move(done));
-  }
-  void Publish(InflightId64 id, storage::v1::ManifestSummary summary,
-               std::vector<storage::v1::PartRecord> parts, Callback<PublishResult> done) override {
-    static_cast<RootIo&>(files_).Publish(id, std::move(summary), std::move(parts), std::move(done));
+    files_.WritePart(id, std::move(record), std::move(files), std::move(base), std::move(written_bytes),
+                     std::move(done));
   }
   void Discard(InflightId64 id, Callback<absl::Status> done) override { files_.Discard(id, std::move(done)); }
-  void EmptyTrash(TrashTerms terms, Callback<absl::StatusOr<TrashLeft>> done) override {
-    files_.EmptyTrash(terms, std::move(done));
-  }
-  void ListTrash(Callback<absl::StatusOr<std::vector<TrashedCheckpoint>>> done) override {
-    files_.ListTrash(std::move(done));
-  }
-  void Undelete(std::string tag, int64_t sequence, Callback<absl::StatusOr<Undeleted>> done) override {
-    files_.Undelete(std::move(tag), sequence, std::move(done));
-  }
-  void SaveRunRecord(storage::v1::RunRecord record, Callback<absl::Status> done) override {
-    files_.SaveRunRecord(std::move(record), std::move(done));
-  }
   void SetPinned(std::string tag, int64_t sequence, bool pinned, Callback<absl::Status> done) override {
     files_.SetPinned(std::move(tag), sequence, pinned, std::move(done));
   }
@@ -131,15 +122,16 @@ class NodesRootIo : public RootIo {
                      Callback<absl::StatusOr<ForeignSurvey>> done) override {
     files_.SurveyForeign(std::move(tag), owner, chunk_bytes, std::move(progress), std::move(done));
   }
-  void Adopt(ForeignSurvey survey, storage::v1::ManifestSummary summary,
-             Callback<PublishResult> done) override {
-    files_.Adopt(std::move(survey), std::move(summary), std::move(done));
-  }
   std::optional<Instant> pending_since() const override { return files_.pending_since(); }
   bool has_pending() const override { return opening_ > 0 || scanning_ > 0 || files_.has_pending(); }
 
  private:
   void Look(Callback<absl::StatusOr<RootSnapshot>> done);
+  template <typename T>
+  void Answer(Callback<T> done, T result) {
+    nodes_->Post(callbacks_.Guard(
+        [done = std::move(done), result = std::move(result)]() mutable { done(std::move(result)); }));
+  }
   // Answers with the error of opening a checkpoint; with BEING_REMOVED if etcd shows after the error that the
   // checkpoint is being removed.
   void Explain(int64_t sequence, const absl::Status& error, const std::function<void()>& release,

@@ -1,7 +1,9 @@
 #include "daemon/cluster/nodes_root_io.h"
 
 #include <deque>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "gtest/gtest.h"
 #include "storage/base/errors.h"
@@ -20,6 +22,7 @@ class ReadingNodes : public NodesReading {
   bool IsStale(const RootSnapshot&, Instant) override { return false; }
   Instant Now() const override { return Instant(); }
   void CallLater(absl::AnyInvocable<void()>) override {}
+  void Post(absl::AnyInvocable<void()> answer) override { posted.push_back(std::move(answer)); }
   void AcquireReader(int64_t, Callback<absl::Status> acquired) override {
     acquired(answers.front());
     if (answers.front().ok()) ++readers;
@@ -37,6 +40,7 @@ class ReadingNodes : public NodesReading {
   void Evict(const std::string&, int64_t, Callback<absl::Status>) override {}
 
   std::deque<absl::Status> answers;
+  std::deque<absl::AnyInvocable<void()>> posted;
   absl::Status root;  // What CheckRoot answers.
   int readers = 0, opened = 0;
   bool was_removed = false;
@@ -115,6 +119,22 @@ TEST_F(NodesRootIoTest, ErrorProvesNothingWithoutEtcd) {
   nodes_.answers = {absl::OkStatus(),
                     MakeError(absl::StatusCode::kUnavailable, "LEDGER_UNAVAILABLE", "a test")};
   EXPECT_EQ(Open(), "LEDGER_UNAVAILABLE");
+}
+
+TEST_F(NodesRootIoTest, WhatItCannotDoYetIsSaidAfterTheCall) {
+  std::vector<std::string> heard;
+  io_.Undelete("step_1", 1, [&](const absl::StatusOr<Undeleted>& undeleted) {
+    EXPECT_TRUE(absl::IsUnimplemented(undeleted.status()));
+    heard.push_back(ReasonOf(undeleted.status()));
+  });
+  io_.Adopt({}, {}, [&](const PublishResult& adopted) {
+    EXPECT_EQ(adopted.outcome, PublishOutcome::kFailed);
+    heard.push_back(ReasonOf(adopted.status));
+  });
+  EXPECT_TRUE(heard.empty());
+  for (auto& answer : nodes_.posted) answer();
+  EXPECT_EQ(heard,
+            (std::vector<std::string>{reason::kSharedRootUnsupported, reason::kSharedRootUnsupported}));
 }
 
 }  // namespace

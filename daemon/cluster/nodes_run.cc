@@ -50,10 +50,12 @@ NodesRun::NodesRun(Etcd* etcd, Clock* clock, SharedFilesIo* files, Options optio
               .newest_committed = [this](const SharedSave& save) { OnNewestCommitted(save); },
               .lost = [this](const absl::Status& why) { over_ = why; },
               .moved_in = [this] { hooks_.root_changed(); }}),
-      list_(clock, {.save_state = [this](int64_t sequence) { return saves_.Shown(sequence); },
-                    .removed = [this](int64_t sequence) { hooks_.removed(sequence); },
-                    .noticed = [this](const std::string& message) { hooks_.noticed(message); },
-                    .root_changed = [this] { hooks_.root_changed(); }}) {}
+      list_(clock, options_.visibility,
+            {.save_state = [this](int64_t sequence) { return saves_.Shown(sequence); },
+             .saves_revision = [this] { return saves_.revision(); },
+             .removed = [this](int64_t sequence) { hooks_.removed(sequence); },
+             .noticed = [this](const std::string& message) { hooks_.noticed(message); },
+             .root_changed = [this] { hooks_.root_changed(); }}) {}
 
 // Runs no callback of a caller, who may be gone.
 NodesRun::~NodesRun() {
@@ -344,15 +346,28 @@ void NodesRun::FinishPart(InflightId64 id, std::vector<storage::v1::PartRecord> 
   files_->FinishPart(id, std::move(parts), std::move(done));
 }
 
+// A file system that shows changes so late may show the next one too late.
+void NodesRun::NoticeLateness(const std::string& tag, Duration after, bool seen) {
+  if (seen && after <= options_.visibility / 2) return;
+  hooks_.noticed(absl::StrCat("the checkpoint ", tag, ", which is committed, ",
+                              seen ? "was seen" : "could not be read", " on this node after ",
+                              after / std::chrono::milliseconds(1), " ms; cluster.visibility_seconds is ",
+                              options_.visibility / std::chrono::seconds(1),
+                              ". If the file system is only slow to show changes, raise that on all nodes: "
+                              "ckptctl doctor ROOT --nodes=N, run "
+                              "on N nodes at once, measures it"));
+}
+
 void NodesRun::LoadCheckpoint(const std::string& tag, int64_t sequence,
                               Callback<absl::StatusOr<LoadedCheckpoint>> done) {
-  files_->LoadCheckpoint(
-      tag, sequence,
-      callbacks_.Guard([this, done = std::move(done)](absl::StatusOr<LoadedCheckpoint> loaded) mutable {
-        if (loaded.ok()) damages_->Apply(&loaded->checkpoint);
-        if (loaded.ok()) settings_->Apply(&loaded->checkpoint);
-        done(std::move(loaded));
-      }));
+  files_->LoadCheckpoint(tag, sequence,
+                         callbacks_.Guard([this, tag, asked = clock_->Now(), done = std::move(done)](
+                                              absl::StatusOr<LoadedCheckpoint> loaded) mutable {
+                           NoticeLateness(tag, clock_->Now() - asked, loaded.ok());
+                           if (loaded.ok()) damages_->Apply(&loaded->checkpoint);
+                           if (loaded.ok()) settings_->Apply(&loaded->checkpoint);
+                           done(std::move(loaded));
+                         }));
 }
 
 // ---- leadership
@@ -368,6 +383,7 @@ void NodesRun::OnLeadership(const RunCoordinator::Leadership& leadership) {
   options.node = *node_;
   options.run = options_.path;
   options.grace = options_.grace;
+  options.visibility = options_.visibility;
   options.ended_kept_for = options_.ended_kept_for;
   // The scan finds what earlier coordinators have begun to remove, and updates the pointer files.
   coordinator_ = std::make_unique<SaveCoordinator>(
@@ -561,9 +577,10 @@ void NodesRun::OnCheckpointKeys(const std::vector<std::string>& changed) {
   for (const std::string& key : changed) {
     int64_t sequence = 0;
     if (!absl::SimpleAtoi(LastPartOf(key), &sequence)) continue;
-    const std::string* const value = condemned_->Find(key);
-    if (key == keys.Damaged(sequence)) damages_->OnMark(sequence, value);
-    if (key == keys.Evicting(sequence) && value != nullptr) list_.OnRemoval(sequence, *value);
+    if (key == keys.Damaged(sequence)) damages_->OnMark(sequence, condemned_->Find(key));
+    const auto found = condemned_->keys().find(key);
+    if (key == keys.Evicting(sequence) && found != condemned_->keys().end())
+      list_.OnRemoval(sequence, found->second);
   }
   list_.OnRemovalsKnown();
   EndRemovals();

@@ -54,6 +54,7 @@ class NodesRun : public Authority, public NodesReading {
     std::string cluster_prefix;  // Of all keys of ckptd in this etcd, with the slash at its end.
     std::string path;            // Of the root, as the processes of a launch name it; also for messages.
     Duration grace = std::chrono::seconds(30);        // For a lost node to come back.
+    Duration visibility = std::chrono::seconds(5);    // For how long names in the root may be old.
     Duration patience = std::chrono::seconds(30);     // With etcd, for what has no deadline of its own.
     Duration ended_kept_for = std::chrono::hours(1);  // As OldSaves::Options::kept_for.
     UseBound bound;                                   // On what the runs of one user have in etcd.
@@ -67,6 +68,9 @@ class NodesRun : public Authority, public NodesReading {
   // `etcd`, `clock` and `files` must outlive it; `files` is that of the NodesRootIo that the engine gets.
   NodesRun(Etcd* etcd, Clock* clock, SharedFilesIo* files, Options options);
   ~NodesRun() override;
+
+  // For joins and saves from now on.
+  void SetBound(const UseBound& bound) { options_.bound = bound; }
 
   // Whenever it changes; null: this node is not registered.
   void SetNode(const NodeIdentity* node);
@@ -96,6 +100,7 @@ class NodesRun : public Authority, public NodesReading {
   bool IsStale(const RootSnapshot& root, Instant begun) override { return list_.IsStale(root, begun); }
   Instant Now() const override { return clock_->Now(); }
   void CallLater(absl::AnyInvocable<void()> look) override;
+  void Post(absl::AnyInvocable<void()> answer) override { options_.post(std::move(answer)); }
   void AcquireReader(int64_t sequence, Callback<absl::Status> acquired) override;
   void ConfirmReader(int64_t sequence, Callback<absl::Status> confirmed) override;
   bool WasRemoved(int64_t sequence) const override { return list_.ended_removals()->contains(sequence); }
@@ -171,6 +176,7 @@ class NodesRun : public Authority, public NodesReading {
   void EndRemovals();
   void OnPinChanged(const std::string& tag, int64_t sequence, bool pinned);
   void Serve(const CoordinatorRequests::Request& request, CoordinatorRequests::Done done);
+  void NoticeLateness(const std::string& tag, Duration after, bool seen);
   void OnNewestCommitted(const SharedSave& save);
   void ReportNewestCommitted();
   void OnCheckpointKeys(const std::vector<std::string>& keys);
@@ -181,7 +187,7 @@ class NodesRun : public Authority, public NodesReading {
   Etcd* const etcd_;
   Clock* const clock_;
   SharedFilesIo* const files_;
-  const Options options_;
+  Options options_;
   Hooks hooks_;
   bool started_ = false;
   std::string prefix_;  // Of the run's keys; empty until the root is open.

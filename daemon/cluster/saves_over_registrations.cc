@@ -269,7 +269,7 @@ void SavesOverRegistrations::Continue(const SaveId& save, const Saving& saving) 
     if (saving.failed) saves_->Fail(name, *saving.failed);
     return;
   }
-  saves_->Begin(name, saving.deadline, saving.ranks);
+  saves_->Begin(name, saving.deadline, saving.ranks, /*was_known=*/saving.admitted);
   if (saving.skip_after) saves_->SkipAfter(name, *saving.skip_after);
   if (saving.failed) return saves_->Fail(name, *saving.failed);
   if (saving.accepted) saves_->Accept(name, saving.retention);

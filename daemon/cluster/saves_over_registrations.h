@@ -87,6 +87,8 @@ class SavesOverRegistrations {
   std::optional<ledger::v1::SaveState> Shown(int64_t sequence) const {
     return saves_ == nullptr ? std::nullopt : saves_->Shown(sequence);
   }
+  // As that of SharedSaves; 0 without a registration.
+  int64_t revision() const { return saves_ == nullptr ? 0 : saves_->revision(); }
 
  private:
   struct Saving {

@@ -193,6 +193,7 @@ void SetClusterDefaults(ClusterConfig* cluster) {
   if (cluster->lease_seconds() == 0) cluster->set_lease_seconds(10);
   if (cluster->etcd_timeout_seconds() == 0) cluster->set_etcd_timeout_seconds(10);
   if (cluster->node_grace_seconds() == 0) cluster->set_node_grace_seconds(30);
+  if (cluster->visibility_seconds() == 0) cluster->set_visibility_seconds(5);
 }
 
 std::vector<std::string> CheckCluster(const ClusterConfig& cluster) {
@@ -204,6 +205,7 @@ std::vector<std::string> CheckCluster(const ClusterConfig& cluster) {
   problems.Range("lease_seconds", cluster.lease_seconds(), 2, 600);
   problems.Range("etcd_timeout_seconds", cluster.etcd_timeout_seconds(), 1, 300);
   problems.Range("node_grace_seconds", cluster.node_grace_seconds(), 1, 3600);
+  problems.Range("visibility_seconds", cluster.visibility_seconds(), 1, 30);
   for (const std::string& wrong : CheckSharedFolders(cluster.shared_folders()))
     problems.Add("shared_folders", wrong);
   return std::move(problems).found();

@@ -44,6 +44,7 @@ TEST(ClusterConfig, NeedsNoMoreThanANameAndAnEndpoint) {
   EXPECT_EQ(cluster.lease_seconds(), 10);
   EXPECT_EQ(cluster.etcd_timeout_seconds(), 10);
   EXPECT_EQ(cluster.node_grace_seconds(), 30);
+  EXPECT_EQ(cluster.visibility_seconds(), 5);
   EXPECT_THAT(cluster.shared_folders(), IsEmpty());
   EXPECT_THAT(EtcdHosts(cluster), ElementsAre("10.0.0.1:2379"));
   EXPECT_TRUE(UsesTls(cluster));
@@ -130,6 +131,7 @@ INSTANTIATE_TEST_SUITE_P(
                 R"(^cluster\.etcd_timeout_seconds: 301 is not in \[1, 300\])"},
         Refusal{Secure("node_grace_seconds: -1"),
                 R"(^cluster\.node_grace_seconds: -1 is not in \[1, 3600\])"},
+        Refusal{Secure("visibility_seconds: 31"), R"(^cluster\.visibility_seconds: 31 is not in \[1, 30\])"},
         Refusal{Secure("node_grace_seconds: 3601"), R"(^cluster\.node_grace_seconds: 3601)"},
         Refusal{Secure("shared_folders: 'ckpts'"),
                 R"(^cluster\.shared_folders: "ckpts" is not an absolute path)"},
@@ -169,7 +171,7 @@ TEST(ClusterConfig, NamesTheFieldsOfABlockThatHasComeOrGone) {
   const std::vector<std::string> changed = ChangedFields(before, after);
   EXPECT_THAT(changed, ElementsAre("cluster.node_name", "cluster.etcd_endpoints", "cluster.etcd_prefix",
                                    "cluster.lease_seconds", "cluster.etcd_timeout_seconds",
-                                   "cluster.node_grace_seconds"));
+                                   "cluster.node_grace_seconds", "cluster.visibility_seconds"));
   EXPECT_EQ(ChangedFields(after, before), changed);
 }
 

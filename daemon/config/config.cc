@@ -378,6 +378,16 @@ std::vector<std::string> ChangedFields(const config::v1::DaemonConfig& before,
   return changed;
 }
 
+std::string FieldText(const config::v1::DaemonConfig& config, const std::string& field) {
+  const google::protobuf::Message* message = &config;
+  std::string rest = field;
+  for (size_t dot; (dot = rest.find('.')) != rest.npos; rest.erase(0, dot + 1)) {
+    const auto* inner = message->GetDescriptor()->FindFieldByName(rest.substr(0, dot));
+    message = &message->GetReflection()->GetMessage(*message, inner);
+  }
+  return ValueText(*message, *message->GetDescriptor()->FindFieldByName(rest));
+}
+
 LoadedConfig LoadConfig(std::string_view text, std::string_view source, const ConfigOverrides& overrides,
                         int64_t memory_bytes) {
   LoadedConfig loaded;

@@ -40,6 +40,8 @@ LoadedConfig LoadConfig(std::string_view text, std::string_view source, const Co
 // Names the fields that differ, such as "pool.bytes", in the order of their numbers.
 std::vector<std::string> ChangedFields(const config::v1::DaemonConfig& before,
                                        const config::v1::DaemonConfig& after);
+// The value of a field that ChangedFields has named, as text.
+std::string FieldText(const config::v1::DaemonConfig& config, const std::string& field);
 
 // Returns the machine's memory in bytes (MemTotal).
 absl::StatusOr<int64_t> MachineMemoryBytes();

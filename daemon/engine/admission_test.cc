@@ -263,7 +263,7 @@ TEST_F(AdmissionTest, RetentionAtStartWaitsForOutcomeOfLastSaveInHistory) {
                               auto io = std::make_unique<FakeRootIo>(disks_[1], &queue_);
                               io->held.insert("SaveRunRecord");
                               ios_[1] = io.get();
-                              return RootAccess{.io = std::move(io)};
+                              return RootAccess(std::move(io));
                             }};
   engine_->AttachRoot(Trainer("b/0"), std::move(attachment), [](const absl::StatusOr<std::string>&) {});
   RunQueued();

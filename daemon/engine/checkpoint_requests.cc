@@ -85,6 +85,7 @@ v1::Run Engine::Impl::Describe(const Run& run) const {
   description.set_leases(static_cast<int>(leases_.LeasedSequences(run).size()));
   description.set_trash_bytes(trash_.bytes(run));
   uploads_.Describe(run, &description);
+  fetches_.Describe(run, &description);
   *description.mutable_probe() = ToWire(run.probe, disk_.measured_free_bytes(run));
   return description;
 }

@@ -44,6 +44,7 @@ void Engine::Impl::Tick() {
     history_.OnTick(run, now);
     trash_.OnTick(run, now);
     uploads_.OnTick(run, now);
+    fetches_.OnTick(run, now);
     UpdateDegraded(run, now);
     if (run->open) run->authority->OnTick();
     runs_.OnTick(run, now);
@@ -95,6 +96,7 @@ void Engine::Impl::ForgetRun(Run* run) {
   trash_.Forget(run);
   retention_.Forget(run);
   uploads_.Forget(run);
+  fetches_.Forget(run);
   disk_.Forget(run);
   scanner_.Forget(run);
   ended_.Forget(run);
@@ -107,7 +109,7 @@ void Engine::Impl::ForgetRun(Run* run) {
 
 bool Engine::Impl::IsIdle(const Run& run) const {
   if (IsBusy(run) || scrubber_.IsReading(run) || adoptions_.IsActive(run) || !trash_.IsIdle(run) ||
-      disk_.IsAsking(run) || uploads_.IsActive(run))
+      disk_.IsAsking(run) || uploads_.IsActive(run) || fetches_.IsActive(run))
     return false;
   if (scanner_.IsRetryScheduled(run) || !history_.IsIdle(run) || !retention_.IsIdle(run)) return false;
   // What only this daemon knows: syncs that failed, damage that may not be written down.

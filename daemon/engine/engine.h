@@ -118,6 +118,14 @@ class Engine {
   // An operator stops new saves, or undoes that. Answers with the status.
   absl::StatusOr<v1::Status> SetDrained(const Caller& caller, const v1::DrainRequest& request);
 
+  // ---- settings that change while it runs
+  // `options` may differ in what LimitsConfig has. What is admitted, open or under way stays; saves that wait for
+  // room are looked at anew.
+  void SetLimits(const EngineOptions& options);
+  // Closes the idle ones of the open roots whose own path (RootAccess) is one of `which`: they are opened anew at
+  // their next use. Returns the paths of the others.
+  std::vector<std::string> CloseIdleRoots(const std::function<bool(const std::string& own_path)>& which);
+
   // ---- life
   // No new Begin from now on; `done` when no sealed save is left and what commits pushed out is gone, or
   // could not be removed: perhaps at once.

@@ -2,6 +2,7 @@
 // them:
 //   engine.cc               public API, ticks
 //   drain.cc                draining
+//   settings.cc             settings that change while it runs
 //   wiring.cc               constructs the classes, and connects them
 //   events.cc               what follows from an event, and in which order
 //   checkpoint_requests.cc  describing, listing, opening, locating and pinning checkpoints
@@ -55,6 +56,7 @@
 #include "daemon/engine/save/save_recovery.h"
 #include "daemon/engine/save/save_tracker.h"
 #include "daemon/engine/save/write_streams.h"
+#include "daemon/engine/upload/bucket_fetches.h"
 #include "daemon/engine/upload/uploads.h"
 #include "storage/ledger/ledger.h"
 
@@ -80,6 +82,7 @@ class Engine::Impl {
   void OnRootChanged(Run* run);
   void OnJoined(Run* run, int64_t attempt, const v1::JoinRunRequest& request);
   void OnUploadChanged(const Run& run, int64_t sequence);
+  void OnBucketListed(Run* run, const v1::UploadPolicy& policy, const UploadIo::Contents& contents);
   // Whether room on the run's disk may come without another save's end.
   bool MayFreeRoom(const Run& run) const;
   // A save needs the room of checkpoints that wait for their upload alone.
@@ -176,6 +179,10 @@ class Engine::Impl {
                    Reply<v1::ResolveSaveResponse> reply);
   void UndeleteCheckpoint(Run* run, const std::string& tag, int64_t sequence, Reply<v1::Checkpoint> reply);
 
+  // settings.cc
+  RunTable::Options RunTableOptions() const;
+  void SetLimits(const EngineOptions& options);
+
   // drain.cc
   void CheckDrained();
   // The error for a save that has not begun. OK: the daemon takes it.
@@ -212,7 +219,7 @@ class Engine::Impl {
   // The classes of the engine drop what they keep for the run, which is about to be closed.
   void ForgetRun(Run* run);
 
-  const EngineOptions options_;
+  EngineOptions options_;
   Clock* const clock_;
   SegmentPool* const pool_;
   EngineObserver* const observer_;
@@ -229,6 +236,7 @@ class Engine::Impl {
   OutcomeHistory history_;
   TrashCollector trash_;
   Uploads uploads_;
+  BucketFetches fetches_;
   Retention retention_;
   DiskRoom disk_;
   RootScanner scanner_;

@@ -33,6 +33,35 @@ TEST_F(EngineTest, CommitsSaveOfTwoRanksWithoutFurtherCalls) {
   EXPECT_EQ(pool_->usage().used_bytes, 0);
 }
 
+TEST_F(EngineTest, WritesThePartOfEachRankThatAsksForItOverTheNewestCheckpoint) {
+  auto sessions = Launch("a", 2);
+  const auto save = [&](const std::string& tag, int64_t step) {
+    auto shares = BeginOf(0, tag, step, 100), writes = BeginOf(1, tag, step, 100);
+    shares.set_share_unchanged(true);
+    auto first = Begin(sessions[0], shares), second = Begin(sessions[1], writes);
+    RunQueued([&] { return first.has() && second.has(); });
+    Seal(sessions[0], shares);
+    Seal(sessions[1], writes);
+    RunQueued();
+  };
+  save("step_1", 1);  // There is none yet.
+  save("step_2", 2);
+  EXPECT_THAT(Tags(), ElementsAre("step_2", "step_1"));
+  EXPECT_THAT(ios_[1]->write_bases, UnorderedElementsAre(0, 0, 0, 1));
+}
+TEST_F(EngineTest, WritesAllFilesIfTheNewestCheckpointCannotBeOpened) {
+  auto sessions = Launch("a", 1);
+  SaveAll(sessions, "step_1", 1);
+  ios_[1]->errors["OpenCheckpoint"] = absl::DataLossError("the manifest is damaged");
+  auto request = BeginOf(0, "step_2", 2, 100);
+  request.set_share_unchanged(true);
+  auto begun = Begin(sessions[0], request);
+  RunQueued([&] { return begun.has(); });
+  Seal(sessions[0], request);
+  RunQueued();
+  EXPECT_THAT(Tags(), ElementsAre("step_2", "step_1"));
+  EXPECT_THAT(ios_[1]->write_bases, ElementsAre(0, 0));
+}
 TEST_F(EngineTest, TrainerThatEndsBeforeSealFailsSaveForAllAndReturnsItsMemory) {
   auto sessions = Launch("a", 2);
   auto first = BeginOf(0, "step_1", 1, 100), second = BeginOf(1, "step_1", 1, 100);

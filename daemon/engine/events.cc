@@ -52,6 +52,7 @@ void Engine::Impl::OnRootChanged(Run* run) {
 
 void Engine::Impl::OnJoined(Run* run, int64_t attempt, const v1::JoinRunRequest& request) {
   resumes_.OnJoined(run, attempt, request.rank());
+  fetches_.OnJoined(run, attempt, request);
   if (request.rank() == 0 && attempt >= run->active_attempt)
     uploads_.SetPolicy(run, request.has_upload() ? &request.upload() : nullptr);
   ReportOrphans(run, attempt, request);
@@ -153,6 +154,11 @@ void Engine::Impl::OnUploadChanged(const Run& run, int64_t sequence) {
   v1::WatchResponse event;
   *event.mutable_checkpoint() = Describe(run, *committed);
   watches_.Notify(run, std::move(event));
+}
+
+void Engine::Impl::OnBucketListed(Run* run, const v1::UploadPolicy& policy,
+                                  const UploadIo::Contents& contents) {
+  uploads_.TakeOver(run, policy, contents.checkpoints);
 }
 
 void Engine::Impl::OnRemovedByOthers(Run* run, int64_t sequence) {

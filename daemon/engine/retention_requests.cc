@@ -64,8 +64,8 @@ void Engine::Impl::DeleteCheckpoint(Run* run, const std::string& tag, const Call
 }
 
 void Engine::Impl::ListTrash(Run* run, Reply<v1::ListTrashResponse> reply) {
-  run->io->ListTrash([this, run, reply = std::move(reply)](
-                         absl::StatusOr<std::vector<TrashedCheckpoint>> trashed) mutable {
+  run->coordinator_io->ListTrash([this, run, reply = std::move(reply)](
+                                     absl::StatusOr<std::vector<TrashedCheckpoint>> trashed) mutable {
     if (!trashed.ok()) return reply(trashed.status());
     std::sort(trashed->begin(), trashed->end(), [](const TrashedCheckpoint& a, const TrashedCheckpoint& b) {
       return a.moved_us != b.moved_us ? a.moved_us > b.moved_us

@@ -99,7 +99,7 @@ void Engine::Impl::LoadSnapshot(Run* run, RootSnapshot snapshot) {
       std::max({HighestAttempt(run->catalog), HighestAttempt(record), recovery_.HighestAttempt(*run)});
   auto ledger = std::make_unique<LocalLedger>(
       std::move(record), std::max(snapshot.highest_sequence, recovery_.HighestSequence(*run)),
-      [io = run->io.get()](const storage::v1::RunRecord& what, absl::AnyInvocable<void(absl::Status)> done) {
+      [io = run->local_io](const storage::v1::RunRecord& what, absl::AnyInvocable<void(absl::Status)> done) {
         io->SaveRunRecord(what, std::move(done));
       });
   ledger->RaiseAttempt(highest_attempt);
@@ -144,6 +144,8 @@ void Engine::Impl::RecordMissingOutcomes(Run* run, const std::vector<RecoveredSa
         outcomes.begin(), outcomes.end(),
         [&](const storage::v1::Outcome& outcome) { return outcome.sequence() == summary.sequence(); });
     if (is_known || !summary.adopted_from().empty() || was_dropped(summary)) continue;
+    // It was brought back: what the run itself uploads is in the history before.
+    if (uploads_.IsInBucket(*run, summary.sequence())) continue;
     storage::v1::Outcome& outcome = missing.emplace_back();
     outcome.set_tag(summary.tag());
     outcome.set_ordinal(summary.ordinal());

@@ -160,6 +160,7 @@ class IdleRunsTest : public EngineTest {
       auto io = std::make_unique<FakeRootIo>(disks_[inode], &queue_);
       ios_[inode] = io.get();
       RootAccess access{std::move(io)};
+      access.own_path = "/own" + std::to_string(inode);
       if (is_shared_) {
         auto nodes = std::make_unique<FakeSharedRun>(ios_.at(inode));
         nodes_ = nodes.get();
@@ -232,6 +233,30 @@ TEST_F(IdleRunsTest, RunThatThisNodeCoordinatesClosesWhenAnotherNodeCoordinatesI
   nodes_->leads = false;
   AdvanceClock(std::chrono::seconds(1));
   made_ = 0;
+  EXPECT_TRUE(WasClosed());
+}
+
+TEST_F(IdleRunsTest, IdleTimeoutChangesWhileARunIsIdle) {
+  MakeIdle();
+  AdvanceClock(std::chrono::seconds(1));
+  engine_options_.idle_root = std::chrono::seconds(20);
+  engine_->SetLimits(engine_options_);
+  AdvanceClock(std::chrono::seconds(21));
+  EXPECT_TRUE(WasClosed());
+}
+
+TEST_F(IdleRunsTest, ClosesTheIdleOnesOfTheNamedRootsAndNamesTheOthers) {
+  MakeIdle();
+  const SessionId session = Trainer("b");
+  ASSERT_TRUE(AttachReopenable(session, 2).status().ok());
+  EXPECT_THAT(engine_->CloseIdleRoots([](const std::string& path) { return path == "/own3"; }),
+              ElementsAre());
+  made_ = 0;
+  EXPECT_FALSE(WasClosed());
+  engine_->SessionClosed(next_session_ - 1, "done");
+  RunQueued();
+  EXPECT_THAT(engine_->CloseIdleRoots([](const std::string& path) { return path != "/own3"; }),
+              ElementsAre("/root2"));
   EXPECT_TRUE(WasClosed());
 }
 

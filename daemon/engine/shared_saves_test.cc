@@ -329,6 +329,17 @@ TEST_F(SharedSavesTest, OtherNodesHearThatThisOneIsDrained) {
   EXPECT_TRUE(engine_->GetStatus(Caller{.privileged = true}).drain().drained());
 }
 
+// DRAINING would have the ranks of all nodes begin it again, and hear the same again, until their deadline.
+TEST_F(SharedSavesTest, EndsForGoodIfTheDaemonIsAskedToEndWhileTheSaveBegins) {
+  BeginHere();
+  engine_->Drain([] {});
+  Decide(Phase::kProposed);
+  EXPECT_EQ(Calls().back(), "Fail a STAGED_LOST");
+  nodes_->hooks.released(save_);
+  Decide(Phase::kEnded, nodes_->failed);
+  EXPECT_EQ(begun_[0].reason(), reason::kStagedLost);
+}
+
 TEST_F(SharedSavesTest, FailsForItsRanksWhenTheNodesHaveEndedIt) {
   Admit();
   Calls();

@@ -130,7 +130,7 @@ class SuccessionTest : public EngineTest {
                                 auto io = std::make_unique<FakeRootIo>(disks_[1], &queue_);
                                 ios_[1] = io.get();
                                 io->hold_writes = true;
-                                return RootAccess{.io = std::move(io)};
+                                return RootAccess(std::move(io));
                               }};
     Answer<std::string> root;
     engine_->RecoverRoot(std::move(attachment), root.reply());

@@ -61,6 +61,7 @@ void EtcdMirror::Listed(EtcdListing listing) {
     if (before == keys_.end() || before->second.mod_revision() != key.mod_revision()) changed.push_back(name);
   }
   keys_ = std::move(now);
+  revision_ = listing.revision;
   Watch(listing.revision + 1);
   if (std::exchange(listed_, true) && changed.empty()) return;
   Report(changed);
@@ -78,6 +79,7 @@ void EtcdMirror::Watch(int64_t from_revision) {
 void EtcdMirror::OnEvents(const std::vector<Event>& events) {
   std::set<std::string> changed;
   for (const Event& event : events) {
+    revision_ = std::max(revision_, event.kv().mod_revision());
     if (event.kv().key() < first_) continue;
     changed.insert(event.kv().key());
     if (event.type() == Event::DELETE) {

@@ -41,6 +41,8 @@ class EtcdMirror {
   const Keys& keys() const { return keys_; }
   // The value, or null.
   const std::string* Find(const std::string& key) const;
+  // The keys are shown as they were at this revision or a later one; 0: they have not been listed yet.
+  int64_t revision() const { return revision_; }
 
  private:
   void List();
@@ -56,6 +58,7 @@ class EtcdMirror {
   const Changed changed_;
   const Ended ended_;
   bool listed_ = false;
+  int64_t revision_ = 0;
   Keys keys_;
   std::unique_ptr<EtcdWatch> watch_;
   CallbackScope callbacks_;

@@ -21,6 +21,7 @@
 #include <chrono>
 #include <cstring>
 #include <map>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -82,6 +83,8 @@ class OpenConnections {
  public:
   OpenConnections(int most, int most_of_uid) : most_(most), most_of_uid_(most_of_uid) {}
 
+  void SetMostOfUid(int most) { most_of_uid_ = most; }
+
   // Adds the connection. Returns "", or why a limit refuses it.
   std::string Add(int fd, uid_t uid) {
     const auto full = [&] { return static_cast<int>(open_.size()) >= most_ || of_uid_[uid] >= most_of_uid_; };
@@ -119,7 +122,8 @@ class OpenConnections {
     for (const int fd : closed) Drop(fd);
   }
 
-  const int most_, most_of_uid_;
+  const int most_;
+  int most_of_uid_;
   std::map<int, Socket> open_;
   std::map<uid_t, int> of_uid_;
 };
@@ -148,6 +152,7 @@ class GrpcServer::Impl {
         peers_(peers),
         log_(std::move(log)),
         limits_(limits),
+        most_of_uid_(limits.max_connections_per_uid),
         connections_(limits.max_connections, limits.max_connections_per_uid),
         checkpoints_(MakeCheckpointsService(context)),
         admin_(MakeAdminService(context)) {}
@@ -159,10 +164,10 @@ class GrpcServer::Impl {
     grpc::ServerBuilder builder;
     builder.SetMaxReceiveMessageSize(kMaxReceiveBytes);
     builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, limits_.streams_per_connection);
-    grpc::ResourceQuota quota("ckptd");
-    quota.Resize(static_cast<size_t>(limits_.memory_bytes));
-    quota.SetMaxThreads(kMaxThreads);
-    builder.SetResourceQuota(quota);
+    quota_.emplace("ckptd");
+    quota_->Resize(static_cast<size_t>(limits_.memory_bytes));
+    quota_->SetMaxThreads(kMaxThreads);
+    builder.SetResourceQuota(*quota_);
     builder.RegisterService(checkpoints_.get());
     builder.RegisterService(admin_.get());
     server_ = builder.BuildAndStart();
@@ -173,6 +178,11 @@ class GrpcServer::Impl {
       AcceptLoop();
     });
     return absl::OkStatus();
+  }
+
+  void SetLimits(const GrpcLimits& limits) {
+    most_of_uid_ = limits.max_connections_per_uid;
+    quota_->Resize(static_cast<size_t>(limits.memory_bytes));
   }
 
   void SetServing(bool serving) {
@@ -223,6 +233,7 @@ class GrpcServer::Impl {
       return true;
     }
     connection = numbers_.Renumber(std::move(connection));
+    connections_.SetMostOfUid(most_of_uid_);
     if (const std::string refused = connections_.Add(connection.get(), peer->user.uid); !refused.empty()) {
       if (!std::exchange(refusal_reported_, true)) log_(absl::StrCat("gRPC connection refused: ", refused));
       return true;
@@ -237,7 +248,9 @@ class GrpcServer::Impl {
   const UniqueFd stop_;
   PeerTable* const peers_;
   const std::function<void(const std::string&)> log_;
-  const GrpcLimits limits_;
+  const GrpcLimits limits_;       // As of the start.
+  std::atomic<int> most_of_uid_;  // Connections.
+  std::optional<grpc::ResourceQuota> quota_;
   OpenConnections connections_;    // Used on the accepting thread only.
   bool refusal_reported_ = false;  // Used on the accepting thread only.
   const std::unique_ptr<grpc::Service> checkpoints_;
@@ -261,6 +274,7 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(UniqueFd listener,
   return server;
 }
 
+void GrpcServer::SetLimits(const GrpcLimits& limits) { impl_->SetLimits(limits); }
 void GrpcServer::SetServing(bool serving) { impl_->SetServing(serving); }
 void GrpcServer::Stop(Duration grace) { impl_->Stop(grace); }
 int64_t GrpcServer::turns() const { return impl_->turns(); }

@@ -35,6 +35,9 @@ class GrpcServer {
   // Calls Stop without grace.
   ~GrpcServer();
 
+  // For connections from now on, and gRPC's memory at once. `streams_per_connection` cannot change.
+  void SetLimits(const GrpcLimits& limits);
+
   // Sets the answer to health checks, for "" and for each service.
   void SetServing(bool serving);
   // Accepts no more calls, waits up to `grace` for those in flight, then cancels them. Later calls of Stop

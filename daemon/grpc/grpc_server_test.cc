@@ -431,8 +431,12 @@ TEST_F(GrpcServerTest, RefusesConnectionsAboveTheLimitUntilOneCloses) {
   EXPECT_TRUE(taken(first));
   EXPECT_TRUE(taken(second));
   EXPECT_FALSE(taken(third));
+  server_->SetLimits({.max_connections = 100, .max_connections_per_uid = 3});
+  EXPECT_TRUE(taken(third));
+  UniqueFd fourth;
+  EXPECT_FALSE(taken(fourth));
   first.reset();
-  WaitUntil([&] { return taken(third); });
+  WaitUntil([&] { return taken(fourth); });
 }
 
 TEST_F(GrpcServerTest, SendsRangesOfAFileInOrder) {

@@ -175,7 +175,7 @@ void HandoffServer::Impl::AddConnection(UniqueFd socket) {
   const auto of_uid = std::count_if(connections_.begin(), connections_.end(),
                                     [uid](const auto& entry) { return entry.second.peer.user.uid == uid; }) +
                       unread_.num_remains(uid);
-  if (of_uid >= options_.max_connections_per_uid) {
+  if (of_uid >= most_of_uid_) {
     if (full_uids_reported_.insert(uid).second) {
       log_(absl::StrCat("refused a hand-off connection: uid ", uid, " has ", of_uid,
                         " already (limits.connections_per_uid)"));
@@ -368,6 +368,9 @@ absl::StatusOr<std::unique_ptr<HandoffServer>> HandoffServer::Start(
   return server;
 }
 
+void HandoffServer::SetMostConnectionsPerUser(int connections) {
+  impl_->SetMostConnectionsPerUser(connections);
+}
 int64_t HandoffServer::turns() const { return impl_->turns(); }
 
 }  // namespace ckptd

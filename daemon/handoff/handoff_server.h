@@ -80,6 +80,9 @@ class HandoffServer {
   // Closes the connections without calling the delegate, and removes the socket's file.
   ~HandoffServer();
 
+  // For connections from now on.
+  void SetMostConnectionsPerUser(int connections);
+
   // Turns of the loop since the start, at least one a second while the thread is alive. The watchdog reads
   // it.
   int64_t turns() const;

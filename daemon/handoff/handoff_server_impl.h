@@ -47,10 +47,12 @@ class HandoffServer::Impl {
         directory_(directory),
         delegate_(delegate),
         log_(std::move(log)),
+        most_of_uid_(options_.max_connections_per_uid),
         unread_(&connections_, options_.max_unread_descriptors, options_.max_unread_descriptors_per_uid) {}
 
   ~Impl();
   absl::Status Start();
+  void SetMostConnectionsPerUser(int connections) { most_of_uid_ = connections; }
   int64_t turns() const { return turns_.load(std::memory_order_relaxed); }
 
  private:
@@ -85,6 +87,7 @@ class HandoffServer::Impl {
   SegmentDirectory* const directory_;
   HandoffDelegate* const delegate_;
   const std::function<void(const std::string&)> log_;
+  std::atomic<int> most_of_uid_;  // Connections.
   const uid_t overflow_uid_ = OverflowUid();
 
   UniqueFd listener_;

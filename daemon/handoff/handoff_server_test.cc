@@ -609,6 +609,16 @@ TEST_F(HandoffServerTest, LimitsConnectionsOfEachUser) {
   ConnectAndGreet();
 }
 
+TEST_F(HandoffServerTest, ANewLimitOnConnectionsCountsAtOnce) {
+  options_.max_connections_per_uid = 1;
+  Start();
+  Client one = ConnectAndGreet();
+  server_->SetMostConnectionsPerUser(2);
+  Client two = ConnectAndGreet();
+  Client three = Connect();
+  EXPECT_TRUE(three.IsClosedByServer());
+}
+
 TEST_F(HandoffServerTest, GarbageClosesOnlyItsConnection) {
   Start();
   Client healthy = ConnectAndGreet();

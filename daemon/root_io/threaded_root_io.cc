@@ -11,6 +11,7 @@
 #include "daemon/root_io/common/disk_checkpoint_reader.h"
 #include "daemon/root_io/common/disk_root_io.h"
 #include "daemon/root_io/common/part_record.h"
+#include "daemon/root_io/common/unchanged_files.h"
 #include "daemon/root_io/local/empty_trash.h"
 #include "daemon/root_io/local/threaded_root.h"
 #include "daemon/root_io/threads/file_system_workers.h"
@@ -24,7 +25,7 @@
 
 namespace ckptd {
 
-class ThreadedRootIoFactory::Io : public DiskRootIo<RootIo, ThreadedRoot> {
+class ThreadedRootIoFactory::Io : public DiskRootIo<LocalRootIo, ThreadedRoot> {
  public:
   using DiskRootIo::DiskRootIo;
 
@@ -56,7 +57,7 @@ class ThreadedRootIoFactory::Io : public DiskRootIo<RootIo, ThreadedRoot> {
   }
 
   void WritePart(InflightId64 id, storage::v1::PartRecord record, std::vector<FileImage> files,
-                 std::shared_ptr<std::atomic<int64_t>> written_bytes,
+                 std::shared_ptr<CheckpointReader> base, std::shared_ptr<std::atomic<int64_t>> written_bytes,
                  Callback<absl::StatusOr<storage::v1::PartRecord>> done) override;
 
   void Publish(InflightId64 id, storage::v1::ManifestSummary summary,
@@ -171,6 +172,7 @@ class ThreadedRootIoFactory::Io : public DiskRootIo<RootIo, ThreadedRoot> {
 
 void ThreadedRootIoFactory::Io::WritePart(InflightId64 id, storage::v1::PartRecord record,
                                           std::vector<FileImage> files,
+                                          std::shared_ptr<CheckpointReader> base,
                                           std::shared_ptr<std::atomic<int64_t>> written_bytes,
                                           Callback<absl::StatusOr<storage::v1::PartRecord>> done) {
   if (written_bytes == nullptr) written_bytes = std::make_shared<std::atomic<int64_t>>(0);
@@ -183,12 +185,12 @@ void ThreadedRootIoFactory::Io::WritePart(InflightId64 id, storage::v1::PartReco
     CKPTD_RETURN_IF_ERROR(root.store->WritePartRecord(*inflight, part));
     return part;
   };
-  // Step 1, on the metadata worker: make the directories. Step 2, on the I/O thread: write the files.
-  threads_.metadata->PostUrgent([root = root_, workers = threads_.metadata, id,
-                                 chunk_bytes = threads_.options.writer.chunk_bytes, remember,
-                                 record = std::move(record), files = std::move(files),
-                                 written_bytes = std::move(written_bytes),
-                                 answer = Answerer(answers_.To(std::move(done)))]() mutable {
+  // Step 1, on the metadata worker: make the directories, and the files that `base` has. Step 2, on the I/O
+  // thread: write the other files.
+  auto write = [root = root_, workers = threads_.metadata, id,
+                chunk_bytes = threads_.options.writer.chunk_bytes, remember, record = std::move(record),
+                files, written_bytes = std::move(written_bytes),
+                answer = Answerer(answers_.To(std::move(done)))](UnchangedFiles unchanged) mutable {
     absl::StatusOr<Inflight*> inflight = root->Find(id);
     if (!inflight.ok()) return answer(inflight.status());
     std::vector<std::string> paths;
@@ -196,17 +198,23 @@ void ThreadedRootIoFactory::Io::WritePart(InflightId64 id, storage::v1::PartReco
     if (absl::Status made = root->store->MakeParents(**inflight, paths); !made.ok()) return answer(made);
     FileSystemWorkers& on = *workers;
     FileSystem* const fs = root->fs.get();
-    on.Write(fs, (*inflight)->dir.get(), std::move(files), std::move(written_bytes),
+    const Handle dir = (*inflight)->dir.get();
+    absl::StatusOr<std::vector<FileImage>> others =
+        unchanged.Share(*fs, dir, std::move(files), written_bytes.get());
+    if (!others.ok()) return answer(others.status());
+    on.Write(fs, dir, *std::move(others), std::move(written_bytes),
              [root = std::move(root), workers = std::move(workers), chunk_bytes, remember,
-              record = std::move(record),
+              record = std::move(record), unchanged = std::move(unchanged),
               answer = std::move(answer)](absl::StatusOr<std::vector<WrittenFile>> written) mutable {
                if (!written.ok()) return answer(written.status());
                workers->PostUrgent([root = std::move(root), chunk_bytes, remember, record = std::move(record),
-                                    answer = std::move(answer), written = *std::move(written)]() mutable {
-                 answer(remember(*root, std::move(record), chunk_bytes, written));
+                                    answer = std::move(answer),
+                                    all = std::move(unchanged).AllOf(*std::move(written))]() mutable {
+                 answer(remember(*root, std::move(record), chunk_bytes, all));
                });
              });
-  });
+  };
+  AfterComparing(std::move(base), files, std::move(write));
 }
 
 // ---- ThreadedRootIoFactory
@@ -241,14 +249,14 @@ ThreadedRootIoFactory::ThreadedRootIoFactory(ThreadedRootIoOptions options, Cloc
 
 ThreadedRootIoFactory::~ThreadedRootIoFactory() { Close(std::chrono::seconds(5)); }
 
-absl::StatusOr<std::unique_ptr<RootIo>> ThreadedRootIoFactory::Make(UniqueFd root,
-                                                                    std::optional<FileUser> user) {
+absl::StatusOr<std::unique_ptr<LocalRootIo>> ThreadedRootIoFactory::Make(UniqueFd root,
+                                                                         std::optional<FileUser> user) {
   const std::string device = DeviceOf(root);
   return Make(device, OpenerOf(std::move(root), std::move(user)));
 }
 
-absl::StatusOr<std::unique_ptr<RootIo>> ThreadedRootIoFactory::Make(const std::string& device,
-                                                                    RootOpener open) {
+absl::StatusOr<std::unique_ptr<LocalRootIo>> ThreadedRootIoFactory::Make(const std::string& device,
+                                                                         RootOpener open) {
   CKPTD_ASSIGN_OR_RETURN(RootThreads threads, ThreadsOf(device));
   return std::make_unique<Io>(std::move(threads), std::move(open));
 }

@@ -13,7 +13,7 @@
 
 #include "absl/functional/any_invocable.h"
 #include "absl/status/statusor.h"
-#include "daemon/engine/seams/root_io.h"
+#include "daemon/engine/seams/local_root_io.h"
 #include "daemon/engine/seams/shared_files_io.h"
 #include "daemon/root_io/common/opened_root.h"
 #include "daemon/root_io/shared/shared_disk_root_io.h"
@@ -40,11 +40,11 @@ class ThreadedRootIoFactory {
 
   // `root`: a directory, possibly open with O_PATH. Open() opens it anew, as `user`, on the metadata worker,
   // because only that thread may wait for the file system. Fails if a thread cannot be started.
-  absl::StatusOr<std::unique_ptr<RootIo>> Make(UniqueFd root, std::optional<FileUser> user);
+  absl::StatusOr<std::unique_ptr<LocalRootIo>> Make(UniqueFd root, std::optional<FileUser> user);
 
   // The same on a file system of a test. `open` is called on the metadata worker at each Open(). Roots of one
   // `device` share their threads.
-  absl::StatusOr<std::unique_ptr<RootIo>> Make(const std::string& device, RootOpener open);
+  absl::StatusOr<std::unique_ptr<LocalRootIo>> Make(const std::string& device, RootOpener open);
 
   // For a root that several nodes share. Takes no lock: the nodes agree through etcd.
   absl::StatusOr<std::unique_ptr<SharedFilesIo>> MakeShared(UniqueFd root, std::optional<FileUser> user,

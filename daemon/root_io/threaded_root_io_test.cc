@@ -3,11 +3,15 @@
 #include "daemon/root_io/threaded_root_io.h"
 
 #include <fcntl.h>
+#include <linux/fiemap.h>
+#include <linux/fs.h>
+#include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cerrno>
 #include <chrono>
@@ -91,14 +95,14 @@ class ThreadedRootIoTest : public testing::TestWithParam<IoBackend> {
     return answer.get();
   }
 
-  absl::StatusOr<RootSnapshot> Open(RootIo& io) {
+  absl::StatusOr<RootSnapshot> Open(LocalRootIo& io) {
     return Wait<absl::StatusOr<RootSnapshot>>([&](auto done) { io.Open(std::move(done)); });
   }
-  absl::Status Create(RootIo& io, InflightId64 id, const std::string& tag, int64_t sequence) {
+  absl::Status Create(LocalRootIo& io, InflightId64 id, const std::string& tag, int64_t sequence) {
     return Wait<absl::Status>(
         [&](auto done) { io.CreateInflight(id, tag, sequence, 64 << 10, std::move(done)); });
   }
-  absl::StatusOr<storage::v1::PartRecord> Write(RootIo& io, InflightId64 id, const std::string& tag,
+  absl::StatusOr<storage::v1::PartRecord> Write(LocalRootIo& io, InflightId64 id, const std::string& tag,
                                                 int64_t sequence, const Images& images) {
     storage::v1::PartRecord record;
     record.set_format_version(1);
@@ -107,15 +111,15 @@ class ThreadedRootIoTest : public testing::TestWithParam<IoBackend> {
     *record.mutable_checkpoint() = Summary(tag, sequence);
     written_ = std::make_shared<std::atomic<int64_t>>(0);
     return Wait<absl::StatusOr<storage::v1::PartRecord>>(
-        [&](auto done) { io.WritePart(id, record, images.files(), written_, std::move(done)); });
+        [&](auto done) { io.WritePart(id, record, images.files(), base_, written_, std::move(done)); });
   }
-  PublishResult Publish(RootIo& io, InflightId64 id, const std::string& tag, int64_t sequence,
+  PublishResult Publish(LocalRootIo& io, InflightId64 id, const std::string& tag, int64_t sequence,
                         const storage::v1::PartRecord& part) {
     return Wait<PublishResult>(
         [&](auto done) { io.Publish(id, Summary(tag, sequence), {part}, std::move(done)); });
   }
   // Runs all steps of a save.
-  void Save(RootIo& io, const std::string& tag, int64_t sequence, const Images& images) {
+  void Save(LocalRootIo& io, const std::string& tag, int64_t sequence, const Images& images) {
     ASSERT_TRUE(Create(io, sequence, tag, sequence).ok());
     const auto part = Write(io, sequence, tag, sequence, images);
     ASSERT_TRUE(part.ok()) << part.status();
@@ -143,8 +147,9 @@ class ThreadedRootIoTest : public testing::TestWithParam<IoBackend> {
   TempDir dir_;
   std::unique_ptr<EventLoop> loop_;
   std::unique_ptr<ThreadedRootIoFactory> factory_;
-  std::unique_ptr<RootIo> io_;
+  std::unique_ptr<LocalRootIo> io_;
   std::shared_ptr<std::atomic<int64_t>> written_;
+  std::shared_ptr<CheckpointReader> base_;  // Of the next parts.
 };
 
 TEST_P(ThreadedRootIoTest, ListsReadsAndAdoptsAForeignCheckpoint) {
@@ -184,6 +189,90 @@ TEST_P(ThreadedRootIoTest, ListsReadsAndAdoptsAForeignCheckpoint) {
   EXPECT_EQ((*reader)->manifest().body.files_size(), 2);
   EXPECT_TRUE(list()->empty());
 }
+
+// Where the bytes of a file begin on the disk: equal for a hard link, and for a file that shares blocks.
+uint64_t PlaceOnDisk(const std::string& path) {
+  const UniqueFd file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  EXPECT_TRUE(static_cast<bool>(file)) << path;
+  alignas(fiemap) std::array<char, sizeof(fiemap) + sizeof(fiemap_extent)> space{};
+  auto* const map = reinterpret_cast<fiemap*>(space.data());
+  map->fm_length = FIEMAP_MAX_OFFSET;
+  map->fm_flags = FIEMAP_FLAG_SYNC;
+  map->fm_extent_count = 1;
+  EXPECT_EQ(ioctl(file.get(), FS_IOC_FIEMAP, map), 0) << path;
+  return map->fm_mapped_extents == 0 ? 0 : map->fm_extents[0].fe_physical;
+}
+
+class UnchangedFilesTest : public ThreadedRootIoTest {
+ protected:
+  // Saves "one"; then what is saved next has it as its base.
+  void SaveBase() {
+    ASSERT_TRUE(Open(*io_).ok());
+    Images images;
+    images.Add("frozen/base.pt", 300'001, 'a');
+    images.Add("adapter.pt", 70'000, 'b');
+    images.Add("small.pt", 100, 's');
+    Save(*io_, "one", 1, images);
+    const auto base = OpenCheckpoint("one", 1);
+    ASSERT_TRUE(base.ok()) << base.status();
+    base_ = *base;
+  }
+  // Saves "two", of which only the adapter is another one.
+  void SaveNext() {
+    next_.Add("adapter.pt", 70'000, 'c');
+    next_.Add("frozen/base.pt", 300'001, 'a');
+    next_.Add("small.pt", 100, 's');
+    Save(*io_, "two", 2, next_);
+    EXPECT_EQ(written_->load(), 370'101);
+  }
+  void ExpectNextIsWhole() {
+    const auto reader = OpenCheckpoint("two", 2);
+    ASSERT_TRUE(reader.ok()) << reader.status();
+    for (const FileImage& file : next_.files()) {
+      std::vector<std::byte> bytes(static_cast<size_t>(file.size));
+      const absl::Status read = (*reader)->Read(file.path, 0, bytes);
+      ASSERT_TRUE(read.ok()) << read;
+      EXPECT_EQ(std::memcmp(bytes.data(), file.runs[0].data(), bytes.size()), 0) << file.path;
+    }
+  }
+  bool AreShared(const std::string& path) {
+    return PlaceOnDisk(dir_.path() + "/one/" + path) == PlaceOnDisk(dir_.path() + "/two/" + path);
+  }
+
+  Images next_;
+};
+
+TEST_P(UnchangedFilesTest, SharesWhatTheBaseHasAndWritesTheRest) {
+  SaveBase();
+  SaveNext();
+  EXPECT_TRUE(AreShared("frozen/base.pt"));
+  EXPECT_FALSE(AreShared("adapter.pt"));
+  EXPECT_FALSE(AreShared("small.pt")) << "is smaller than UnchangedFiles::kLeastBytes";
+  ExpectNextIsWhole();
+}
+
+TEST_P(UnchangedFilesTest, WritesAFileThatIsDamagedInTheBase) {
+  SaveBase();
+  std::fstream(dir_.path() + "/one/frozen/base.pt", std::ios::binary | std::ios::in | std::ios::out)
+          .seekp(123)
+      << '!';
+  SaveNext();
+  EXPECT_FALSE(AreShared("frozen/base.pt"));
+  ExpectNextIsWhole();
+}
+
+TEST_P(UnchangedFilesTest, SharedFilesStayWhenTheBaseIsRemoved) {
+  SaveBase();
+  SaveNext();
+  base_.reset();
+  std::filesystem::remove_all(dir_.path() + "/one");
+  ExpectNextIsWhole();
+}
+
+INSTANTIATE_TEST_SUITE_P(Backends, UnchangedFilesTest,
+                         testing::Values(IoBackend::kUring, IoBackend::kThreads), [](const auto& backend) {
+                           return backend.param == IoBackend::kUring ? "Uring" : "Threads";
+                         });
 
 INSTANTIATE_TEST_SUITE_P(Backends, ThreadedRootIoTest,
                          testing::Values(IoBackend::kUring, IoBackend::kThreads), [](const auto& backend) {
@@ -477,9 +566,9 @@ TEST_P(ThreadedRootIoTest, WritesTwoRootsOfOneFileSystemConcurrently) {
   record.set_sequence(1);
   *record.mutable_checkpoint() = Summary("t", 1);
   loop_->Post([&] {
-    RootIo* const ios[2] = {io_.get(), other.get()};
+    LocalRootIo* const ios[2] = {io_.get(), other.get()};
     for (int i = 0; i < 2; ++i) {
-      ios[i]->WritePart(1, record, images.files(), std::make_shared<std::atomic<int64_t>>(0),
+      ios[i]->WritePart(1, record, images.files(), nullptr, std::make_shared<std::atomic<int64_t>>(0),
                         [&promises, i](auto part) { promises[i].set_value(std::move(part)); });
     }
   });

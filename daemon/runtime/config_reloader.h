@@ -3,7 +3,12 @@
 #define CKPTD_DAEMON_RUNTIME_CONFIG_RELOADER_H_
 
 #include <functional>
+#include <string>
+#include <utility>
+#include <vector>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "ckptd/config/v1/config.pb.h"
 #include "daemon/config/config.h"
 
@@ -11,17 +16,39 @@ namespace ckptd {
 
 class ConfigReloader {
  public:
-  // `running` is what the daemon was started with. `load` may be null: then Reload does nothing.
-  ConfigReloader(const config::v1::DaemonConfig& running, std::function<LoadedConfig()> load)
-      : running_(running), load_(std::move(load)) {}
+  // What applies a setting in the daemon's parts. Each gets a complete configuration, which differs from the one in
+  // force in that setting alone.
+  struct Hooks {
+    std::function<void(const config::v1::DaemonConfig&)> set_limits;
+    // An error: why it cannot change now; nothing has changed then. Called if the daemon is in a cluster, before
+    // and after.
+    std::function<absl::Status(const config::v1::DaemonConfig&)> set_shared_folders;
+    // Likewise. Called at each reload, because a file may hold something else under the name of before. Returns
+    // whether that is so, or another file is named.
+    std::function<absl::StatusOr<bool>(const config::v1::DaemonConfig&)> renew_etcd_credentials;
+  };
 
-  // Applies log.level. Logs the names of the other fields that have changed: they need a restart. A
-  // configuration with problems changes nothing, and the log says what is wrong with it.
-  void Reload();
+  // `running` is what the daemon was started with. `load` may be null: then Reload does nothing.
+  ConfigReloader(const config::v1::DaemonConfig& running, std::function<LoadedConfig()> load, Hooks hooks)
+      : running_(running), load_(std::move(load)), hooks_(std::move(hooks)) {}
+
+  // Applies log.level, limits, cluster.shared_folders, and the certificates, the key, the user and the password
+  // for etcd, and logs what each field was and is. Logs the names of
+  // the other fields that have changed: they need a restart. A configuration with problems changes nothing, and
+  // the log says what is wrong with it. Returns whether it was applied.
+  bool Reload();
+
+  // What is in force.
+  const config::v1::DaemonConfig& running() const { return running_; }
 
  private:
+  void TakeLimits(const config::v1::DaemonConfig& loaded);
+  void TakeSharedFolders(const config::v1::DaemonConfig& loaded);
+  void TakeEtcdCredentials(const config::v1::DaemonConfig& loaded);
+
   config::v1::DaemonConfig running_;
   const std::function<LoadedConfig()> load_;
+  const Hooks hooks_;
 };
 
 }  // namespace ckptd

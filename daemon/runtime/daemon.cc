@@ -54,6 +54,7 @@
 #include "daemon/runtime/part_options.h"
 #include "daemon/runtime/process/exit_guard.h"
 #include "daemon/runtime/process/machine.h"
+#include "daemon/runtime/running_config.h"
 #include "daemon/runtime/session_events.h"
 #include "daemon/runtime/start/manager_inheritance.h"
 #include "daemon/runtime/start/root_recovery.h"
@@ -132,7 +133,15 @@ class Daemon {
   explicit Daemon(const DaemonOptions& options)
       : options_(options),
         config_(options_.config),
-        reloader_(options_.config, options_.reload),
+        reloader_(
+            options_.config, options_.reload,
+            {.set_limits = [this](const config::v1::DaemonConfig& config) { SetLimits(config); },
+             .set_shared_folders =
+                 [this](const config::v1::DaemonConfig& config) {
+                   return SetSharedFolders(config.cluster().shared_folders());
+                 },
+             .renew_etcd_credentials =
+                 [this](const config::v1::DaemonConfig& config) { return RenewEtcdCredentials(config); }}),
         signals_(OpenSignals()),
         wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
         save_log_(&metrics_),
@@ -150,10 +159,15 @@ class Daemon {
   absl::Status StartEngine(Inheritance inheritance);
   absl::Status StartCluster(const GrpcEtcd::Post& post);
   absl::StatusOr<RootAccess> OpenRoot(RootToOpen root);
-  void LookAtSharedFolders();
+  absl::StatusOr<RootAccess> MakeAccess(RootToOpen root);
+  void LookAtSharedFolders(const SharedFolders& folders);
+  void SetLimits(const config::v1::DaemonConfig& config);
+  absl::Status SetSharedFolders(const SharedFolders& folders);
+  absl::StatusOr<bool> RenewEtcdCredentials(const config::v1::DaemonConfig& config);
   absl::Status StartServers();
   absl::Status StartMetrics();
   absl::Status SayReady();
+  void WriteDownConfig();
   void WarnOfMemoryLimit();
 
   enum class Event { kNone, kEnd, kReload };
@@ -237,9 +251,8 @@ absl::Status Daemon::Start() {
        {"instance", context_.daemon_instance},
        {"descriptors", RaiseDescriptorLimit()}});
   WarnOfMemoryLimit();
-  CKPTD_ASSIGN_OR_RETURN(state_,
-                         StateDirectory::Open(config_.state_directory(), kPredecessorTimeout,
-                                              {.roots_per_uid = config_.limits().known_roots_per_uid()}));
+  CKPTD_ASSIGN_OR_RETURN(state_, StateDirectory::Open(config_.state_directory(), kPredecessorTimeout,
+                                                      KnownRootLimitsOf(config_)));
   for (const std::string& problem : state_->problems()) Log(LogLevel::kWarning, problem);
   // After the state directory is locked: the daemon before this one has ended.
   ManagerInheritance inherited = TakeManagerInheritance(notifier_.get());
@@ -318,14 +331,14 @@ absl::Status Daemon::StartCluster(const GrpcEtcd::Post& post) {
       cluster_->etcd(), &SystemClock(), std::move(options), post,
       [this](SharedRoots::Follower follower) { return cluster_->Follow(std::move(follower)); },
       [this](const absl::Status& why) { cluster_->RegisterAnew(why); });
-  LookAtSharedFolders();
+  LookAtSharedFolders(config_.cluster().shared_folders());
   return absl::OkStatus();
 }
 
 // On threads that may hang with a file system: nothing waits for the answers. The folders count as one file
 // system, so that those which hang leave threads to the roots of this user.
-void Daemon::LookAtSharedFolders() {
-  for (const std::string& folder : config_.cluster().shared_folders()) {
+void Daemon::LookAtSharedFolders(const SharedFolders& folders) {
+  for (const std::string& folder : folders) {
     const auto look = [folder]() -> absl::StatusOr<RootAttachment> {
       CKPTD_RETURN_IF_ERROR(LookAtSharedFolder(folder));
       return RootAttachment();
@@ -340,7 +353,67 @@ void Daemon::LookAtSharedFolders() {
   }
 }
 
+// What LimitsConfig has, at a reload. On the main thread; the engine follows.
+void Daemon::SetLimits(const config::v1::DaemonConfig& config) {
+  const config::v1::LimitsConfig& limits = config.limits();
+  sessions_.SetMostPerUser(limits.sessions_per_uid());
+  call_limits_.SetLimits(limits.calls_per_uid(), limits.call_memory_bytes_per_uid());
+  state_->SetLimits(KnownRootLimitsOf(config));
+  attaches_->SetTimeout(AttachLimitsOf(config).timeout);
+  grpc_->SetLimits(GrpcLimitsOf(config));
+  handoff_->SetMostConnectionsPerUser(limits.connections_per_uid());
+  loop_->Post([this, options = EngineOptionsOf(config, context_.daemon_instance),
+               bound = SharedRootsOptionsOf(config).bound] {
+    engine_->SetLimits(options);
+    if (shared_roots_ != nullptr) shared_roots_->SetBound(bound);
+  });
+}
+
+// A root that is open cannot become a shared one, or cease to be one: all nodes must take it for the same.
+absl::Status Daemon::SetSharedFolders(const SharedFolders& folders) {
+  auto promise = std::make_shared<std::promise<absl::Status>>();
+  std::future<absl::Status> done = promise->get_future();
+  loop_->Post([this, promise, folders] {
+    const std::vector<std::string> in_use =
+        engine_->CloseIdleRoots([this, &folders](const std::string& path) {
+          return shared_roots_->IsShared(path) != IsInSharedFolder(folders, path);
+        });
+    if (in_use.empty()) {
+      shared_roots_->SetFolders(folders);
+      return promise->set_value(absl::OkStatus());
+    }
+    promise->set_value(absl::FailedPreconditionError(absl::StrCat(
+        "these roots are open, and would begin or cease to be shared: ", absl::StrJoin(in_use, ", "),
+        "; reload again when their jobs have ended and they are closed (limits.idle_root_seconds), or "
+        "restart the daemon")));
+  });
+  const absl::Status changed =
+      done.get();  // The engine never blocks; the watchdog ends a daemon where it does.
+  if (changed.ok()) LookAtSharedFolders(folders);
+  return changed;
+}
+
+// Reads the files here, and not on the engine's thread. etcd has a few seconds to accept what is in them.
+absl::StatusOr<bool> Daemon::RenewEtcdCredentials(const config::v1::DaemonConfig& config) {
+  CKPTD_ASSIGN_OR_RETURN(const ClusterNode::Options options, ClusterOptionsOf(config));
+  CKPTD_ASSIGN_OR_RETURN(EtcdCredentials credentials, ReadEtcdCredentials(options.etcd));
+  auto promise = std::make_shared<std::promise<absl::StatusOr<bool>>>();
+  std::future<absl::StatusOr<bool>> done = promise->get_future();
+  loop_->Post([this, promise, credentials = std::move(credentials)]() mutable {
+    cluster_->Renew(std::move(credentials),
+                    [promise](absl::StatusOr<bool> changed) { promise->set_value(std::move(changed)); });
+  });
+  return done.get();
+}
+
 absl::StatusOr<RootAccess> Daemon::OpenRoot(RootToOpen root) {
+  const std::string own_path = root.own_path;
+  CKPTD_ASSIGN_OR_RETURN(RootAccess access, MakeAccess(std::move(root)));
+  access.own_path = own_path;
+  return access;
+}
+
+absl::StatusOr<RootAccess> Daemon::MakeAccess(RootToOpen root) {
   if (shared_roots_ != nullptr && shared_roots_->IsShared(root.own_path)) {
     CKPTD_ASSIGN_OR_RETURN(std::unique_ptr<SharedFilesIo> files,
                            root_ios_->MakeShared(std::move(root.directory), std::move(root.user),
@@ -348,11 +421,13 @@ absl::StatusOr<RootAccess> Daemon::OpenRoot(RootToOpen root) {
                                                   .incarnation = context_.daemon_instance}));
     return shared_roots_->Open(std::move(files), root.path);
   }
-  RootAccess access;
   UniqueFd directory(::fcntl(root.directory.get(), F_DUPFD_CLOEXEC, 3));
   if (!directory) return ErrnoError(errno, absl::StrCat("duplicating the descriptor of ", root.path));
-  access.uploads = uploads_->ForRoot(std::move(directory), root.user);
-  CKPTD_ASSIGN_OR_RETURN(access.io, root_ios_->Make(std::move(root.directory), std::move(root.user)));
+  std::unique_ptr<UploadIo> uploads = uploads_->ForRoot(std::move(directory), root.user);
+  CKPTD_ASSIGN_OR_RETURN(std::unique_ptr<LocalRootIo> io,
+                         root_ios_->Make(std::move(root.directory), std::move(root.user)));
+  RootAccess access(std::move(io));
+  access.uploads = std::move(uploads);
   return access;
 }
 
@@ -424,6 +499,7 @@ absl::Status Daemon::SayReady() {
     if (http->port() > 0) fields.emplace_back("metrics_port", http->port());
   }
   Log(LogLevel::kInfo, "serving", fields);
+  WriteDownConfig();
   Notify("READY=1");
   if (options_.ready_fd < 0) return absl::OkStatus();
   const std::string& text = options_.ready_text;
@@ -432,6 +508,14 @@ absl::Status Daemon::SayReady() {
     return ErrnoError(errno, absl::StrCat("write READY to descriptor ", options_.ready_fd, " (--ready_fd)"));
   }
   return absl::OkStatus();
+}
+
+void Daemon::WriteDownConfig() {
+  int metrics_port = 0;
+  for (const std::unique_ptr<HttpServer>& http : http_) metrics_port = std::max(metrics_port, http->port());
+  if (const absl::Status written = WriteRunningConfig(reloader_.running(), metrics_port); !written.ok())
+    Log(LogLevel::kWarning, "the configuration in force is not written down for ckptctl debug dump",
+        {ErrorField(written)});
 }
 
 Daemon::Event Daemon::WaitForEvent(Duration timeout) {
@@ -453,7 +537,7 @@ int Daemon::Serve() {
   while (true) {
     const Duration turn = watchdog_ ? std::min(kTurn, *watchdog_ / 4) : kTurn;
     const Event event = WaitForEvent(turn);
-    if (event == Event::kReload) reloader_.Reload();
+    if (event == Event::kReload && reloader_.Reload()) WriteDownConfig();
     if (event == Event::kEnd) {
       Log(LogLevel::kInfo, "asked to end: publishing sealed saves",
           {{"drain_timeout_seconds", config_.drain_timeout_seconds()}});
@@ -565,6 +649,7 @@ void Daemon::Stop() {
   if (grpc_) {
     // Before the listener closes: from now on the next daemon may use the path.
     ::unlink(config_.socket_path().c_str());
+    ::unlink(RunningConfigPath(config_.socket_path()).c_str());
     grpc_->Stop(kCallGrace);
   }
   grpc_.reset();

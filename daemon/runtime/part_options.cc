@@ -74,6 +74,10 @@ std::string HostName() {
   return ::gethostname(name, sizeof name - 1) == 0 ? name : "(unknown)";
 }
 
+Duration VisibilityOf(const config::v1::DaemonConfig& config) {
+  return std::chrono::seconds(config.cluster().visibility_seconds());
+}
+
 }  // namespace
 
 ThreadedRootIoOptions RootIoOptionsOf(const config::v1::DaemonConfig& config) {
@@ -83,6 +87,7 @@ ThreadedRootIoOptions RootIoOptionsOf(const config::v1::DaemonConfig& config) {
   options.writer.chunk_bytes = io.chunk_bytes();
   options.writer.depth = io.depth();
   options.checksum_threads = io.checksum_threads();
+  if (config.has_cluster()) options.staleness = VisibilityOf(config);
   return options;
 }
 
@@ -134,6 +139,10 @@ EngineOptions EngineOptionsOf(const config::v1::DaemonConfig& config, const std:
   return options;
 }
 
+KnownRootLimits KnownRootLimitsOf(const config::v1::DaemonConfig& config) {
+  return {.roots_per_uid = config.limits().known_roots_per_uid()};
+}
+
 GrpcLimits GrpcLimitsOf(const config::v1::DaemonConfig& config) {
   GrpcLimits limits;
   limits.max_connections = 4 * config.max_sessions();
@@ -160,6 +169,7 @@ SharedRoots::Options SharedRootsOptionsOf(const config::v1::DaemonConfig& config
   options.folders = config.cluster().shared_folders();
   options.cluster_prefix = config.cluster().etcd_prefix();
   options.grace = std::chrono::seconds(config.cluster().node_grace_seconds());
+  options.visibility = VisibilityOf(config);
   options.bound = {config.limits().etcd_keys_per_uid(), config.limits().etcd_bytes_per_uid()};
   return options;
 }

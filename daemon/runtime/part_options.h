@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "ckptd/config/v1/config.pb.h"
 #include "daemon/attach/attach_queue.h"
+#include "daemon/attach/state_directory.h"
 #include "daemon/base/unix_listener.h"
 #include "daemon/engine/engine.h"
 #include "daemon/grpc/grpc_server.h"
@@ -30,6 +31,7 @@ ThreadedRootIoOptions RootIoOptionsOf(const config::v1::DaemonConfig& config);
 AttachLimits AttachLimitsOf(const config::v1::DaemonConfig& config);
 SegmentPoolOptions PoolOptionsOf(const config::v1::DaemonConfig& config);
 EngineOptions EngineOptionsOf(const config::v1::DaemonConfig& config, const std::string& instance);
+KnownRootLimits KnownRootLimitsOf(const config::v1::DaemonConfig& config);
 GrpcLimits GrpcLimitsOf(const config::v1::DaemonConfig& config);
 
 // Reads the password's file. Without the incarnations of the state directory. The block `cluster` is there.

@@ -38,6 +38,11 @@ absl::Status UnknownToken() {
 SessionRegistry::SessionRegistry(int max_sessions, int max_sessions_per_uid)
     : max_sessions_(max_sessions), max_sessions_per_uid_(max_sessions_per_uid) {}
 
+void SessionRegistry::SetMostPerUser(int sessions) {
+  MutexLock lock(mutex_);
+  max_sessions_per_uid_ = sessions;
+}
+
 absl::StatusOr<SessionRegistry::Opened> SessionRegistry::Open(const SessionRequest& request) {
   CKPTD_ASSIGN_OR_RETURN(std::string token, NewToken());
   MutexLock lock(mutex_);

@@ -31,6 +31,9 @@ class SessionRegistry {
  public:
   explicit SessionRegistry(int max_sessions, int max_sessions_per_uid = 65536);
 
+  // Sessions that are open stay.
+  void SetMostPerUser(int sessions);
+
   struct Opened {
     SessionInfo info;
     std::string token;  // 128 random bits in hex.
@@ -64,8 +67,8 @@ class SessionRegistry {
   };
 
   const int max_sessions_;
-  const int max_sessions_per_uid_;
   mutable Mutex mutex_;
+  int max_sessions_per_uid_ ABSL_GUARDED_BY(mutex_);
   std::unordered_map<SessionId, Session> sessions_ ABSL_GUARDED_BY(mutex_);
   std::unordered_map<std::string, SessionId> by_token_ ABSL_GUARDED_BY(mutex_);
   SessionId last_session_ ABSL_GUARDED_BY(mutex_) = 0;

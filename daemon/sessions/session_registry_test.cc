@@ -143,6 +143,11 @@ TEST(SessionRegistryLimits, LimitsSessionsOfEachUser) {
   EXPECT_EQ(ReasonOf(refused), "LIMIT_EXCEEDED");
   EXPECT_EQ(DetailsOf(refused).at("limit"), "limits.sessions_per_uid");
   EXPECT_TRUE(registry.Open(other).ok());
+  registry.SetMostPerUser(3);
+  EXPECT_TRUE(registry.Open(mine).ok());
+  registry.SetMostPerUser(2);
+  EXPECT_EQ(ReasonOf(registry.Open(mine).status()), "LIMIT_EXCEEDED");
+  registry.SetMostPerUser(3);
   EXPECT_TRUE(registry.Close(first->info.id));
   EXPECT_TRUE(registry.Open(mine).ok());
 }

@@ -1,5 +1,6 @@
 #include "daemon/upload/bucket_uploads.h"
 
+#include <chrono>
 #include <thread>
 #include <utility>
 
@@ -7,6 +8,8 @@
 #include "storage/base/errors.h"
 #include "storage/base/idle_priority.h"
 #include "storage/base/status_macros.h"
+#include "storage/bucket/fetch.h"
+#include "storage/bucket/list.h"
 #include "storage/bucket/remove.h"
 #include "storage/bucket/transfer.h"
 #include "storage/bucket/upload.h"
@@ -19,11 +22,17 @@ namespace {
 using storage::v1::UploadedCheckpoint;
 
 constexpr int kUploads = 2;  // At a time.
+constexpr int kFetches = 2;
+constexpr int kListThreads = 8;
+constexpr Duration kLimit = std::chrono::seconds(60);
+// Shorter than a rank waits to resume by default: it is told the store's error.
+constexpr Duration kListLimit = std::chrono::seconds(20);
 
-absl::StatusOr<std::unique_ptr<ObjectStore>> OpenS3(const std::string& bucket,
+absl::StatusOr<std::unique_ptr<ObjectStore>> OpenS3(const std::string& bucket, Duration limit,
                                                     std::function<bool()> is_cancelled) {
   S3Options options;
   options.bucket = bucket;
+  options.limit = limit;
   options.is_cancelled = std::move(is_cancelled);
   return MakeS3Store(options);
 }
@@ -47,8 +56,17 @@ T AtIdlePriority(absl::AnyInvocable<T()> work) {
 struct BucketUploads::Shared {
   explicit Shared(Options given) : options(std::move(given)), rate(options.bytes_per_second) {}
 
-  absl::StatusOr<std::unique_ptr<ObjectStore>> Open(const BucketUrl& url) {
-    return options.open_store(url.bucket, [this] { return rate.is_stopped(); });
+  absl::StatusOr<std::unique_ptr<ObjectStore>> Open(const BucketUrl& url, Duration limit = kLimit) {
+    return options.open_store(url.bucket, limit, [this] { return rate.is_stopped(); });
+  }
+
+  TransferOptions Transfer(std::shared_ptr<std::atomic<int64_t>> arrived) const {
+    TransferOptions transfer;
+    transfer.threads = options.parallel_parts;
+    transfer.progress = [arrived = std::move(arrived)](int64_t bytes) {
+      arrived->store(bytes, std::memory_order_relaxed);
+    };
+    return transfer;
   }
 
   Options options;
@@ -57,9 +75,11 @@ struct BucketUploads::Shared {
 
 class BucketUploads::Io : public UploadIo {
  public:
-  Io(std::shared_ptr<Shared> shared, WorkerPool* threads, UniqueFd directory, FileUser user)
+  Io(std::shared_ptr<Shared> shared, WorkerPool* threads, WorkerPool* fetches, UniqueFd directory,
+     FileUser user)
       : shared_(std::move(shared)),
         threads_(threads),
+        fetches_(fetches),
         root_(std::make_shared<Root>(Root{std::move(directory), std::move(user)})) {}
 
   absl::Status Check(const std::string& url) const override {
@@ -69,6 +89,7 @@ class BucketUploads::Io : public UploadIo {
   void Upload(std::string url, UploadedCheckpoint checkpoint, std::shared_ptr<std::atomic<int64_t>> arrived,
               absl::AnyInvocable<void(absl::StatusOr<int64_t>)> done) override {
     Run<absl::StatusOr<int64_t>>(
+        threads_,
         [shared = shared_, root = root_, allowed = Check(url), url, checkpoint = std::move(checkpoint),
          arrived = std::move(arrived)]() -> absl::StatusOr<int64_t> {
           CKPTD_RETURN_IF_ERROR(allowed);
@@ -77,9 +98,7 @@ class BucketUploads::Io : public UploadIo {
           CKPTD_ASSIGN_OR_RETURN(const ScopedHandle directory,
                                  OpenScoped(*fs, root->directory.get(), ".", OpenMode::kDirectory));
           CKPTD_ASSIGN_OR_RETURN(const std::unique_ptr<ObjectStore> store, shared->Open(place));
-          TransferOptions options;
-          options.threads = shared->options.parallel_parts;
-          options.progress = [arrived](int64_t bytes) { arrived->store(bytes, std::memory_order_relaxed); };
+          TransferOptions options = shared->Transfer(arrived);
           options.admit = [shared](int64_t bytes) { return shared->rate.Admit(bytes); };
           CKPTD_ASSIGN_OR_RETURN(const UploadResult result,
                                  UploadCheckpoint(*fs, directory.get(), checkpoint.tag(), *store,
@@ -92,6 +111,7 @@ class BucketUploads::Io : public UploadIo {
   void Remove(std::string url, UploadedCheckpoint checkpoint,
               absl::AnyInvocable<void(absl::Status)> done) override {
     Run<absl::Status>(
+        threads_,
         [shared = shared_, allowed = Check(url), url, checkpoint = std::move(checkpoint)]() -> absl::Status {
           CKPTD_RETURN_IF_ERROR(allowed);
           CKPTD_ASSIGN_OR_RETURN(const BucketUrl place, ParseBucketUrl(url));
@@ -99,6 +119,42 @@ class BucketUploads::Io : public UploadIo {
           return RemoveUploaded(*store, place.prefix, checkpoint.tag(), checkpoint.sequence(),
                                 checkpoint.commit_time_us(),
                                 checkpoint.given_up() ? RemoveWhat::kUnfinished : RemoveWhat::kAll);
+        },
+        std::move(done));
+  }
+
+  void List(std::string url, absl::AnyInvocable<void(absl::StatusOr<Contents>)> done) override {
+    Run<absl::StatusOr<Contents>>(
+        fetches_,
+        [shared = shared_, allowed = Check(url), url]() -> absl::StatusOr<Contents> {
+          CKPTD_RETURN_IF_ERROR(allowed);
+          CKPTD_ASSIGN_OR_RETURN(const BucketUrl place, ParseBucketUrl(url));
+          CKPTD_ASSIGN_OR_RETURN(const std::unique_ptr<ObjectStore> store, shared->Open(place, kListLimit));
+          CKPTD_ASSIGN_OR_RETURN(BucketList list, ListBucket(*store, place.prefix, kListThreads));
+          Contents contents;
+          for (BucketCheckpoint& found : list.checkpoints)
+            contents.checkpoints.push_back({std::move(found.summary), found.by_daemon});
+          for (const auto& [tag, why] : list.damaged)
+            contents.damaged.push_back(absl::StrCat(url, "/", tag, ": ", std::string(why.message())));
+          return contents;
+        },
+        std::move(done));
+  }
+
+  void Fetch(std::string url, std::string tag, std::shared_ptr<std::atomic<int64_t>> arrived,
+             absl::AnyInvocable<void(absl::Status)> done) override {
+    Run<absl::Status>(
+        fetches_,
+        [shared = shared_, root = root_, allowed = Check(url), url, tag = std::move(tag),
+         arrived = std::move(arrived)]() -> absl::Status {
+          CKPTD_RETURN_IF_ERROR(allowed);
+          CKPTD_ASSIGN_OR_RETURN(const BucketUrl place, ParseBucketUrl(url));
+          CKPTD_ASSIGN_OR_RETURN(const std::unique_ptr<FileSystem> fs, MakePosixFileSystem(root->user));
+          CKPTD_ASSIGN_OR_RETURN(const ScopedHandle directory,
+                                 OpenScoped(*fs, root->directory.get(), ".", OpenMode::kDirectory));
+          CKPTD_ASSIGN_OR_RETURN(const std::unique_ptr<ObjectStore> store, shared->Open(place));
+          return FetchCheckpoint(*store, place.prefix, tag, *fs, directory.get(), shared->Transfer(arrived))
+              .status();
         },
         std::move(done));
   }
@@ -111,11 +167,11 @@ class BucketUploads::Io : public UploadIo {
 
   // `done` runs on the engine's thread, unless this object is gone by then.
   template <typename T>
-  void Run(absl::AnyInvocable<T()> work, absl::AnyInvocable<void(T)> done) {
-    threads_->Submit([shared = shared_, alive = std::weak_ptr<char>(alive_), work = std::move(work),
-                      done = std::move(done)]() mutable {
+  void Run(WorkerPool* on, absl::AnyInvocable<T()> work, absl::AnyInvocable<void(T)> done) {
+    on->Submit([shared = shared_, is_idle = on == threads_, alive = std::weak_ptr<char>(alive_),
+                work = std::move(work), done = std::move(done)]() mutable {
       if (shared->rate.is_stopped()) return;
-      T result = AtIdlePriority<T>(std::move(work));
+      T result = is_idle ? AtIdlePriority<T>(std::move(work)) : work();
       shared->options.post(
           [alive = std::move(alive), done = std::move(done), result = std::move(result)]() mutable {
             if (!alive.expired()) done(std::move(result));
@@ -125,19 +181,20 @@ class BucketUploads::Io : public UploadIo {
 
   const std::shared_ptr<Shared> shared_;
   WorkerPool* const threads_;
+  WorkerPool* const fetches_;
   const std::shared_ptr<Root> root_;
   const std::shared_ptr<char> alive_ = std::make_shared<char>();
 };
 
 BucketUploads::BucketUploads(Options options)
-    : shared_(std::make_shared<Shared>(std::move(options))), threads_(kUploads) {
+    : shared_(std::make_shared<Shared>(std::move(options))), threads_(kUploads), fetches_(kFetches) {
   if (shared_->options.open_store == nullptr) shared_->options.open_store = OpenS3;
 }
 
 BucketUploads::~BucketUploads() { shared_->rate.Stop(); }
 
 std::unique_ptr<UploadIo> BucketUploads::ForRoot(UniqueFd directory, FileUser user) {
-  return std::make_unique<Io>(shared_, &threads_, std::move(directory), std::move(user));
+  return std::make_unique<Io>(shared_, &threads_, &fetches_, std::move(directory), std::move(user));
 }
 
 }  // namespace ckptd

@@ -1,4 +1,5 @@
-// BucketUploads copies checkpoints from disk to buckets, on threads of its own with idle priority.
+// BucketUploads copies checkpoints from disk to buckets, on threads of its own with idle priority, and back,
+// on two other threads, because ranks wait for that.
 //
 // Two uploads run at a time in the whole daemon, each with `parallel_parts` parts in memory. A server that
 // does not answer holds up one of them for the time limit of a request (storage/object/s3_store.h).
@@ -18,6 +19,7 @@
 #include "daemon/engine/seams/upload_io.h"
 #include "daemon/upload/upload_rate.h"
 #include "daemon/upload/upload_rights.h"
+#include "storage/base/clock.h"
 #include "storage/base/unique_fd.h"
 #include "storage/fs/posix_file_system.h"
 #include "storage/object/object_store.h"
@@ -26,9 +28,9 @@ namespace ckptd {
 
 class BucketUploads {
  public:
-  // Opens a bucket. `is_cancelled` as in S3Options.
+  // Opens a bucket. `limit` and `is_cancelled` as in S3Options.
   using OpenStore = std::function<absl::StatusOr<std::unique_ptr<ObjectStore>>(
-      const std::string& bucket, std::function<bool()> is_cancelled)>;
+      const std::string& bucket, Duration limit, std::function<bool()> is_cancelled)>;
   struct Options {
     UploadRights rights;
     int64_t bytes_per_second = 0;  // 0: no limit.
@@ -51,6 +53,7 @@ class BucketUploads {
 
   const std::shared_ptr<Shared> shared_;
   WorkerPool threads_;
+  WorkerPool fetches_;
 };
 
 }  // namespace ckptd

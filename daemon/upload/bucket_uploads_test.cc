@@ -27,7 +27,7 @@ class BucketUploadsTest : public ::testing::Test {
     BucketUploads::Options options;
     options.rights.prefixes = {"s3://bucket/run"};
     options.post = [this](absl::AnyInvocable<void()> work) { inbox_.Post(std::move(work)); };
-    options.open_store = [](const std::string&, const std::function<bool()>&) {
+    options.open_store = [](const std::string&, Duration, const std::function<bool()>&) {
       return std::make_unique<MemoryObjectStore>();
     };
     uploads_ = std::make_unique<BucketUploads>(std::move(options));
@@ -38,15 +38,29 @@ class BucketUploadsTest : public ::testing::Test {
     storage::v1::UploadedCheckpoint checkpoint;
     checkpoint.set_tag("step_1");
     checkpoint.set_sequence(1);
-    std::optional<absl::StatusOr<int64_t>> answer;
-    root_->Upload(url, checkpoint, std::make_shared<std::atomic<int64_t>>(0),
-                  [&answer](absl::StatusOr<int64_t> sent) { answer = std::move(sent); });
+    return Answer<absl::StatusOr<int64_t>>([&](auto done) {
+      root_->Upload(url, checkpoint, std::make_shared<std::atomic<int64_t>>(0), std::move(done));
+    });
+  }
+  absl::StatusOr<UploadIo::Contents> List(const std::string& url) {
+    return Answer<absl::StatusOr<UploadIo::Contents>>([&](auto done) { root_->List(url, std::move(done)); });
+  }
+  absl::Status Fetch(const std::string& url) {
+    return Answer<absl::Status>([&](auto done) {
+      root_->Fetch(url, "step_1", std::make_shared<std::atomic<int64_t>>(0), std::move(done));
+    });
+  }
+
+  template <typename T>
+  T Answer(const std::function<void(absl::AnyInvocable<void(T)>)>& ask) {
+    std::optional<T> answer;
+    ask([&answer](T given) { answer = std::move(given); });
     while (!answer.has_value()) {
       auto work = inbox_.Take(kTimeout);
       if (!work) return absl::DeadlineExceededError("no answer");
       work();
     }
-    return *answer;
+    return *std::move(answer);
   }
 
   TempDir directory_;
@@ -61,6 +75,18 @@ TEST_F(BucketUploadsTest, AnswersWhyACheckpointCannotBeRead) {
 
 TEST_F(BucketUploadsTest, ChecksTheRightsAtEachUpload) {
   EXPECT_EQ(ReasonOf(Upload("s3://bucket/of_others").status()), "UPLOAD_NOT_ALLOWED");
+}
+
+TEST_F(BucketUploadsTest, AnswersWhatLiesInTheBucketAndWhyNothingIsFetched) {
+  const absl::StatusOr<UploadIo::Contents> contents = List("s3://bucket/run");
+  ASSERT_TRUE(contents.ok()) << contents.status();
+  EXPECT_TRUE(contents->checkpoints.empty());
+  EXPECT_EQ(ReasonOf(Fetch("s3://bucket/run")), "NO_CHECKPOINT");
+}
+
+TEST_F(BucketUploadsTest, ChecksTheRightsBeforeAListAndAFetch) {
+  EXPECT_EQ(ReasonOf(List("s3://bucket/of_others").status()), "UPLOAD_NOT_ALLOWED");
+  EXPECT_EQ(ReasonOf(Fetch("s3://bucket/of_others")), "UPLOAD_NOT_ALLOWED");
 }
 
 TEST(UploadRateTest, AdmitsAsManyBytesASecondAsItMay) {

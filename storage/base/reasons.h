@@ -137,7 +137,9 @@ inline constexpr char kPrefetchBusy[] = "PREFETCH_BUSY";
 inline constexpr char kCheckpointDamaged[] = "CHECKPOINT_DAMAGED";
 // A rank cannot resume from the checkpoint, or its trainer has ended.
 inline constexpr char kResumeFailed[] = "RESUME_FAILED";
-// Earlier sealed checkpoints were not published in time.
+// What the run's bucket has could not be found out or fetched.
+inline constexpr char kRestoreFailed[] = "RESTORE_FAILED";
+// Earlier sealed checkpoints were not published in time, or a checkpoint of the bucket is still on its way.
 inline constexpr char kResumeTimeout[] = "RESUME_TIMEOUT";
 // Ranks have not finished reading in time.
 inline constexpr char kResumeIncomplete[] = "RESUME_INCOMPLETE";

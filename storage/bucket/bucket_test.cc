@@ -14,6 +14,7 @@
 #include "storage/base/checksums/crc32c.h"
 #include "storage/base/errors.h"
 #include "storage/bucket/fetch.h"
+#include "storage/bucket/list.h"
 #include "storage/bucket/object_file_system.h"
 #include "storage/bucket/remove.h"
 #include "storage/bucket/upload.h"
@@ -21,6 +22,7 @@
 #include "storage/commit/checkpoint/verify.h"
 #include "storage/format/manifest.h"
 #include "storage/fs/posix_file_system.h"
+#include "tests/testing/faulty_file_system.h"
 #include "tests/testing/killing_object_store.h"
 #include "tests/testing/memory_object_store.h"
 #include "tests/testing/temp_dir.h"
@@ -393,6 +395,85 @@ TEST_F(BucketTest, FetchKilledAtEachRequestLeavesNoCheckpointAndTheNextOneComple
     EXPECT_FALSE(std::filesystem::exists(absl::StrCat(other.path(), "/", kTag)));
     EXPECT_EQ(Fetch(other, store), absl::OkStatus());
     EXPECT_THAT(Verify(fs(), other.fd()), IsEmpty());
+  }
+}
+
+TEST_F(BucketTest, FetchRemovesWhatAnotherOneHasLeft) {
+  WriteCheckpoint(root_, 1);
+  MemoryObjectStore store;
+  ASSERT_TRUE(Upload(root_, store).ok());
+  TempDir other;
+  const std::string left = absl::StrCat(other.path(), "/.fetch/step_9/deep");
+  std::filesystem::create_directories(left);
+  ASSERT_EQ(Fetch(other, store), absl::OkStatus());
+  EXPECT_FALSE(std::filesystem::exists(absl::StrCat(other.path(), "/.fetch/step_9")));
+}
+
+TEST_F(BucketTest, FetchThatFailsGivesTheRoomBack) {
+  WriteCheckpoint(root_, 1);
+  MemoryObjectStore store;
+  ASSERT_TRUE(Upload(root_, store).ok());
+  store.Damage("run/step_10/big.pt", kMinPartBytes + 1);
+  TempDir other;
+  ASSERT_EQ(ReasonOf(Fetch(other, store)), "CORRUPT_FILE");
+  EXPECT_FALSE(std::filesystem::exists(absl::StrCat(other.path(), "/.fetch/", kTag)));
+}
+
+TEST_F(BucketTest, FetchThatTheDiskHasNoRoomForEndsBeforeTheFirstByte) {
+  class FullDisk : public FaultyFileSystem {
+   public:
+    using FaultyFileSystem::FaultyFileSystem;
+    absl::StatusOr<SpaceInfo> Space(Handle) override { return SpaceInfo{1000, 2000, "small"}; }
+  };
+  WriteCheckpoint(root_, 1);
+  MemoryObjectStore store;
+  ASSERT_TRUE(Upload(root_, store).ok());
+  store.SetHook([](const std::string& request, const std::string& key) {
+    EXPECT_FALSE(request == "Get" && key == "run/step_10/big.pt");
+    return absl::OkStatus();
+  });
+  TempDir other;
+  FullDisk full(&fs());
+  const absl::Status refused = FetchCheckpoint(store, "run", kTag, full, other.fd(), options_).status();
+  EXPECT_EQ(ReasonOf(refused), "NO_SPACE");
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("1000 free"));
+}
+
+TEST_F(BucketTest, ListHasWholeCheckpointsAndSaysWhichADaemonHasUploaded) {
+  MemoryObjectStore store;
+  EXPECT_THAT(ListBucket(store, "run", 4)->checkpoints, IsEmpty());
+  WriteCheckpoint(root_, 1);
+  ASSERT_TRUE(Upload(root_, store).ok());
+  // Neither an unfinished upload nor a folder of somebody's is a checkpoint, and a damaged one is told.
+  ASSERT_EQ(PutText(store, "run/step_11/.ckptd/manifest.new", "x", PutMode::kReplace), absl::OkStatus());
+  ASSERT_EQ(PutText(store, "run/notes/a.txt", "x", PutMode::kReplace), absl::OkStatus());
+  ASSERT_EQ(PutText(store, "run/step_9/.ckptd/manifest", "x", PutMode::kReplace), absl::OkStatus());
+  absl::StatusOr<BucketList> list = ListBucket(store, "run", 4);
+  ASSERT_TRUE(list.ok()) << list.status();
+  ASSERT_THAT(list->checkpoints, SizeIs(1));
+  EXPECT_EQ(list->checkpoints[0].summary.tag(), kTag);
+  EXPECT_FALSE(list->checkpoints[0].by_daemon);
+  ASSERT_THAT(list->damaged, SizeIs(1));
+  EXPECT_EQ(list->damaged[0].first, "step_9");
+  ASSERT_TRUE(UploadCheckpoint(fs(), root_.fd(), kTag, store, "run", options_, /*sequence=*/1).ok());
+  list = ListBucket(store, "run", 4);
+  ASSERT_TRUE(list.ok()) << list.status();
+  EXPECT_TRUE(list->checkpoints[0].by_daemon);
+  ASSERT_EQ(Remove(store), absl::OkStatus());
+  EXPECT_THAT(ListBucket(store, "run", 4)->checkpoints, IsEmpty());
+  EXPECT_FALSE(store.objects().contains("run/step_10/.ckptd/by-daemon"));
+}
+
+TEST_F(BucketTest, ListFailsIfTheServerDoesNotAnswerAndHidesNothing) {
+  WriteCheckpoint(root_, 1);
+  MemoryObjectStore store;
+  ASSERT_TRUE(Upload(root_, store).ok());
+  KillingObjectStore counting(&store);
+  ASSERT_TRUE(ListBucket(counting, "run", 1).ok());
+  ASSERT_GT(counting.requests(), 2);
+  for (int at = 1; at <= counting.requests(); ++at) {
+    KillingObjectStore dying(&store, at);
+    EXPECT_FALSE(ListBucket(dying, "run", 1).ok()) << at;
   }
 }
 

@@ -42,11 +42,18 @@ class Fetcher {
     CKPTD_RETURN_IF_ERROR(ReadManifest());
     CKPTD_ASSIGN_OR_RETURN(const bool is_there, IsThere());
     if (is_there) return manifest_.summary;
-    CKPTD_RETURN_IF_ERROR(MakeDirectory());
-    CKPTD_RETURN_IF_ERROR(GetFiles());
-    CKPTD_RETURN_IF_ERROR(GetRecords());
-    CKPTD_RETURN_IF_ERROR(Commit());
-    return manifest_.summary;
+    CKPTD_RETURN_IF_ERROR(Lock());
+    CKPTD_RETURN_IF_ERROR(RemoveLeft());
+    CKPTD_RETURN_IF_ERROR(CheckRoom());
+    const absl::Status fetched = [&] {
+      CKPTD_RETURN_IF_ERROR(MakeDirectory());
+      CKPTD_RETURN_IF_ERROR(GetFiles());
+      CKPTD_RETURN_IF_ERROR(GetRecords());
+      return Commit();
+    }();
+    if (fetched.ok()) return manifest_.summary;
+    RemoveLeft().IgnoreError();  // The next fetch removes what is left.
+    return fetched;
   }
 
  private:
@@ -80,14 +87,37 @@ class Fetcher {
     return TagTakenError(tag_, target.summary.sequence());
   }
 
-  absl::Status MakeDirectory() {
+  absl::Status Lock() {
     CKPTD_RETURN_IF_ERROR(MakeDirsDurably(fs_, root_, kFetchDirectory));
     CKPTD_ASSIGN_OR_RETURN(fetch_dir_, OpenScoped(fs_, root_, kFetchDirectory, OpenMode::kDirectory));
     CKPTD_ASSIGN_OR_RETURN(lock_, OpenScoped(fs_, fetch_dir_.get(), kLockName, OpenMode::kLock));
     if (const absl::Status locked = fs_.Lock(lock_.get()); !locked.ok())
       return Annotate(locked, "another process fetches into this root (.fetch/lock)");
-    const absl::Status removed = RemoveTree(fs_, fetch_dir_.get(), tag_);
-    if (!removed.ok() && !IsMissing(removed)) return removed;
+    return absl::OkStatus();
+  }
+
+  // What fetches have brought that did not end. No other one is under way, because this one has the lock.
+  absl::Status RemoveLeft() {
+    CKPTD_ASSIGN_OR_RETURN(const std::vector<DirEntry> entries, fs_.List(fetch_dir_.get()));
+    for (const DirEntry& entry : entries) {
+      if (entry.type != FileType::kDirectory) continue;
+      CKPTD_RETURN_IF_ERROR(RemoveTree(fs_, fetch_dir_.get(), entry.name));
+    }
+    return absl::OkStatus();
+  }
+
+  // Before hours are spent on what cannot end.
+  absl::Status CheckRoom() {
+    CKPTD_ASSIGN_OR_RETURN(const SpaceInfo space, fs_.Space(root_));
+    const int64_t needed = manifest_.summary.size_bytes();
+    if (space.free_bytes >= needed) return absl::OkStatus();
+    return MakeError(absl::StatusCode::kResourceExhausted, "NO_SPACE",
+                     absl::StrCat(tag_, " has ", needed, " bytes, and the disk of the root has ",
+                                  space.free_bytes, " free; make room there, or use a root on another disk"),
+                     {{"tag", tag_}});
+  }
+
+  absl::Status MakeDirectory() {
     CKPTD_RETURN_IF_ERROR(fs_.MakeDir(fetch_dir_.get(), tag_));
     CKPTD_ASSIGN_OR_RETURN(dir_, OpenScoped(fs_, fetch_dir_.get(), tag_, OpenMode::kDirectory));
     CKPTD_RETURN_IF_ERROR(fs_.MakeDir(dir_.get(), kOurDirectory));

@@ -1,8 +1,9 @@
 // Brings a checkpoint from a bucket into a root on disk.
 //
 // It is put together in <root>/.fetch/<tag>, which no daemon takes for a checkpoint, made durable, and
-// renamed to <root>/<tag>. A process that dies in between leaves that directory; the next fetch of the tag
-// removes it. One process at a time fetches into a root: it holds <root>/.fetch/lock.
+// renamed to <root>/<tag>. A fetch that fails removes what it has brought. A process that dies in between
+// leaves that directory; the next fetch into the root removes it. One process at a time fetches into a root:
+// it holds <root>/.fetch/lock.
 #ifndef CKPTD_STORAGE_BUCKET_FETCH_H_
 #define CKPTD_STORAGE_BUCKET_FETCH_H_
 
@@ -18,7 +19,8 @@ namespace ckptd {
 
 // Every chunk is checked. NOT_FOUND, reason NO_CHECKPOINT, if there is no committed checkpoint.
 // ALREADY_EXISTS, reason TAG_TAKEN or TAG_FOREIGN, if the root has something else at that tag; OK if it has
-// this checkpoint. DATA_LOSS, reason CORRUPT_FILE or CORRUPT_MANIFEST, if it is damaged.
+// this checkpoint. RESOURCE_EXHAUSTED, reason NO_SPACE, if the disk has no room for it. DATA_LOSS, reason
+// CORRUPT_FILE or CORRUPT_MANIFEST, if it is damaged.
 absl::StatusOr<storage::v1::ManifestSummary> FetchCheckpoint(ObjectStore& store, const std::string& prefix,
                                                              const std::string& tag, FileSystem& fs,
                                                              Handle root, const TransferOptions& options);

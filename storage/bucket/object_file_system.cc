@@ -100,6 +100,7 @@ class ObjectFileSystem : public FileSystem {
   absl::Status Rename(Handle, std::string_view path, Handle, std::string_view, RenameMode) override {
     return ReadOnly(path);
   }
+  absl::Status Share(Handle, Handle, std::string_view path) override { return ReadOnly(path); }
   absl::Status Allocate(Handle, int64_t) override { return ReadOnly(""); }
   absl::Status Truncate(Handle, int64_t) override { return ReadOnly(""); }
   absl::Status Sync(Handle, SyncMode) override { return absl::OkStatus(); }

@@ -3,7 +3,8 @@
 // In the bucket a checkpoint has the names that it has on disk, beneath PREFIX/TAG/.
 // PREFIX/TAG/.ckptd/manifest is stored last, and is the commit. PREFIX/TAG/.ckptd/manifest.new is there
 // during an upload, and says of which checkpoint: whatever else is beneath PREFIX/TAG/ belongs to the
-// checkpoint with that manifest.
+// checkpoint with that manifest. PREFIX/TAG/.ckptd/by-daemon, which is empty, is there if a daemon has
+// uploaded it.
 #ifndef CKPTD_STORAGE_BUCKET_TRANSFER_H_
 #define CKPTD_STORAGE_BUCKET_TRANSFER_H_
 
@@ -12,6 +13,7 @@
 #include <functional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -20,6 +22,8 @@
 #include "storage/object/object_store.h"
 
 namespace ckptd {
+
+inline constexpr std::string_view kByDaemonName = "by-daemon";
 
 struct TransferOptions {
   int threads = 8;  // As many parts are in flight and in memory.

@@ -32,6 +32,10 @@ class Uploader {
     if (sequence != 0 && manifest_.summary.sequence() != sequence) return NoCheckpoint(tag);
     CKPTD_RETURN_IF_ERROR(Claim());
     CKPTD_ASSIGN_OR_RETURN(const bool is_there, IsCommitted());
+    if (sequence != 0) {  // Before the commit: a daemon that is killed after it has marked it.
+      const std::string marker = base_ + OurPath("", std::string(kByDaemonName));
+      CKPTD_RETURN_IF_ERROR(PutText(store_, marker, "", PutMode::kReplace));
+    }
     if (!is_there) {
       CKPTD_RETURN_IF_ERROR(FindArrived());
       CKPTD_RETURN_IF_ERROR(Send());

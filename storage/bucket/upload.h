@@ -30,9 +30,11 @@ struct UploadResult {
 };
 
 // Of root/`tag` to PREFIX/TAG. NOT_FOUND, reason NO_CHECKPOINT, also if `sequence` is not 0 and the
-// checkpoint there has another one. ALREADY_EXISTS, reason OBJECT_EXISTS, if
-// another checkpoint is there, or its unfinished upload. UNIMPLEMENTED, reason STORE_UNSUITABLE, if the
-// server ignores the condition of a put. DATA_LOSS, reason CORRUPT_FILE, if a file is not as in the manifest.
+// checkpoint there has another one. With a `sequence` the upload is a daemon's, and is marked as such: a run
+// that has lost its record of what it has uploaded knows it again by that. ALREADY_EXISTS, reason
+// OBJECT_EXISTS, if another checkpoint is there, or its unfinished upload. UNIMPLEMENTED, reason
+// STORE_UNSUITABLE, if the server ignores the condition of a put. DATA_LOSS, reason CORRUPT_FILE, if a file
+// is not as in the manifest.
 absl::StatusOr<UploadResult> UploadCheckpoint(FileSystem& fs, Handle root, const std::string& tag,
                                               ObjectStore& store, const std::string& prefix,
                                               const TransferOptions& options, int64_t sequence = 0);

@@ -1,6 +1,7 @@
 #include "storage/fs/file_system.h"
 
 #include <cerrno>
+#include <optional>
 #include <random>
 #include <utility>
 
@@ -74,18 +75,29 @@ absl::Status ReplaceFileDurably(FileSystem& fs, Handle dir, std::string_view pat
   return fs.Sync(dir, SyncMode::kAll);
 }
 
+// When two clients of a GlusterFS volume make a directory at once, both may hear that the name exists, while
+// neither has made it: the server withdraws the one when it serves the other.
+absl::StatusOr<std::optional<FileStat>> MakeDirOrStat(FileSystem& fs, Handle dir, std::string_view path) {
+  constexpr int kTries = 10;
+  for (int i = 1;; ++i) {
+    absl::Status made = fs.MakeDir(dir, path);
+    if (made.ok()) return std::nullopt;
+    if (ErrnoOf(made) != EEXIST) return made;
+    absl::StatusOr<FileStat> found = fs.Stat(dir, path);
+    if (found.ok()) return *found;
+    if (ErrnoOf(found.status()) != ENOENT) return found.status();
+    if (i == kTries) return made;
+  }
+}
+
 absl::Status MakeDirsDurably(FileSystem& fs, Handle dir, std::string_view path) {
   ScopedHandle parent;  // The parent of what is made next. Unset: `dir`.
   while (!path.empty()) {
     const size_t slash = path.find('/');
     const std::string_view name = path.substr(0, slash);
     const Handle above = parent ? parent.get() : dir;
-    const absl::Status made = fs.MakeDir(above, name);
-    if (made.ok()) {
-      CKPTD_RETURN_IF_ERROR(fs.Sync(above, SyncMode::kAll));
-    } else if (ErrnoOf(made) != EEXIST) {
-      return made;
-    }
+    CKPTD_ASSIGN_OR_RETURN(const std::optional<FileStat> found, MakeDirOrStat(fs, above, name));
+    if (!found.has_value()) CKPTD_RETURN_IF_ERROR(fs.Sync(above, SyncMode::kAll));
     CKPTD_ASSIGN_OR_RETURN(parent, OpenScoped(fs, above, name, OpenMode::kDirectory));
     path = slash == std::string_view::npos ? std::string_view() : path.substr(slash + 1);
   }

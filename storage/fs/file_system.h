@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -75,6 +76,11 @@ class FileSystem {
   virtual absl::Status Remove(Handle dir, std::string_view path, FileType type) = 0;  // unlink or rmdir.
   virtual absl::Status Rename(Handle old_dir, std::string_view old_path, Handle new_dir,
                               std::string_view new_path, RenameMode mode) = 0;
+  // Makes `path` a file with the content of the open file, without a copy of its bytes: with shared blocks where
+  // the file system can (XFS, btrfs), so that a change of one of them leaves the other alone; else as a second
+  // name of the same file (a hard link). EEXIST if the name is taken. If neither works, the error of the hard
+  // link (EXDEV, EMLINK, EPERM, ...), and nothing is at `path`.
+  virtual absl::Status Share(Handle file, Handle dir, std::string_view path) = 0;
   virtual absl::StatusOr<std::vector<DirEntry>> List(Handle dir) = 0;  // Sorted by name.
   // With an empty path, that of the directory (or file) `dir` itself. Does not follow a symbolic link.
   virtual absl::StatusOr<FileStat> Stat(Handle dir, std::string_view path) = 0;
@@ -133,6 +139,9 @@ absl::Status WriteNewFile(FileSystem& fs, Handle dir, std::string_view path, std
 // Replaces a file durably: writes and syncs a temporary file in the same directory, renames it over `path`,
 // and syncs the directory. `path` has no directory part.
 absl::Status ReplaceFileDurably(FileSystem& fs, Handle dir, std::string_view path, std::string_view content);
+// Makes a directory, or returns what has the name already; nothing (nullopt) if this call has made it. Nodes that
+// share the file system may do so at once. EEXIST if the name exists and still cannot be found after some tries.
+absl::StatusOr<std::optional<FileStat>> MakeDirOrStat(FileSystem& fs, Handle dir, std::string_view path);
 // Makes the directory and all missing ones above it, and syncs the parent of each new one.
 absl::Status MakeDirsDurably(FileSystem& fs, Handle dir, std::string_view path);
 

@@ -93,6 +93,23 @@ TEST_F(FileSystemHelpersTest, SyncsTheParentOfEachNewDirectory) {
   EXPECT_EQ(faulty_.Count(FsOp::kSync), 3) << "one more, for c alone";
 }
 
+// As two clients of a GlusterFS volume see it that make one directory at once.
+TEST_F(FileSystemHelpersTest, MakesADirectoryAgainThatExistsAndCannotBeFound) {
+  faulty_.Fail({.op = FsOp::kMakeDir, .path = "a", .error = EEXIST});
+  const auto made = MakeDirOrStat(faulty_, dir(), "a");
+  ASSERT_TRUE(made.ok()) << made.status();
+  EXPECT_FALSE(made->has_value()) << "the second call has made it";
+  EXPECT_THAT(Names(), ElementsAre("a"));
+
+  faulty_.ClearFaults();
+  const auto again = MakeDirOrStat(faulty_, dir(), "a");
+  ASSERT_TRUE(again.ok() && again->has_value()) << again.status();
+  EXPECT_EQ((*again)->type, FileType::kDirectory);
+
+  faulty_.Fail({.op = FsOp::kMakeDir, .path = "b", .nth = FsFault::kEvery, .error = EEXIST});
+  EXPECT_EQ(ErrnoOf(MakeDirOrStat(faulty_, dir(), "b").status()), EEXIST) << "not for ever";
+}
+
 TEST_F(FileSystemHelpersTest, FailsWhenAFileIsInTheWayOfADirectory) {
   std::ofstream(dir_.path() + "/a") << "";
   EXPECT_EQ(ErrnoOf(MakeDirsDurably(faulty_, dir(), "a/b")), ENOTDIR);

@@ -2,9 +2,11 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <linux/fs.h>
 #include <linux/magic.h>
 #include <linux/openat2.h>
 #include <sys/file.h>
+#include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/sysmacros.h>
@@ -182,6 +184,7 @@ class PosixFileSystem : public FileSystem {
   absl::Status Remove(Handle dir, std::string_view path, FileType type) override;
   absl::Status Rename(Handle old_dir, std::string_view old_path, Handle new_dir, std::string_view new_path,
                       RenameMode mode) override;
+  absl::Status Share(Handle file, Handle dir, std::string_view path) override;
   absl::StatusOr<std::vector<DirEntry>> List(Handle dir) override;
   absl::StatusOr<FileStat> Stat(Handle dir, std::string_view path) override;
   absl::Status Allocate(Handle file, int64_t size) override;
@@ -311,6 +314,23 @@ absl::Status PosixFileSystem::Rename(Handle old_dir, std::string_view old_path, 
   if (::renameat2(from.dir, from.name.c_str(), to.dir, to.name.c_str(), flags) != 0) {
     return ErrnoError(errno, absl::StrCat("renaming ", std::string(old_path), " to ", std::string(new_path)));
   }
+  return absl::OkStatus();
+}
+
+absl::Status PosixFileSystem::Share(Handle file, Handle dir, std::string_view path) {
+  const Actor::Scope acting(actor_);
+  CKPTD_RETURN_IF_ERROR(acting.status());
+  CKPTD_ASSIGN_OR_RETURN(const Parent parent, OpenParent(dir, path));
+  const char* const name = parent.name.c_str();
+  const UniqueFd made(
+      OpenAt2(parent.dir, name, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW, Masked(0666), kBeneath));
+  if (!made) return OpenError(errno, absl::StrCat("creating ", std::string(path)));
+  if (::ioctl(made.get(), FICLONE, file) == 0) return absl::OkStatus();
+  // What is linked is the open file, whatever its name has become. (AT_EMPTY_PATH needs a capability.)
+  const std::string source = absl::StrCat("/proc/self/fd/", file);
+  if (::unlinkat(parent.dir, name, 0) != 0 ||
+      ::linkat(AT_FDCWD, source.c_str(), parent.dir, name, AT_SYMLINK_FOLLOW) != 0)
+    return ErrnoError(errno, absl::StrCat("linking ", std::string(path)));
   return absl::OkStatus();
 }
 

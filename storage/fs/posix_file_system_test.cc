@@ -137,6 +137,32 @@ TEST_F(ActingAsAUserTest, OnlyRootCanActAsAnotherUser) {
   EXPECT_TRUE(InAProcessAs(kUser, [] { return MakePosixFileSystem(FileUser{kUser, kGroup, {}}).ok(); }));
 }
 
+// By shared blocks or as a hard link, as the file system of the test can.
+TEST(PosixFileSystemTest, SharesAnOpenFileUnderAnotherName) {
+  const TempDir dir;
+  const auto fs = Make();
+  ASSERT_TRUE(WriteNewFile(*fs, dir.fd(), "first", "bytes").ok());
+  ASSERT_TRUE(fs->MakeDir(dir.fd(), "below").ok());
+  const ScopedHandle file = *OpenScoped(*fs, dir.fd(), "first", OpenMode::kRead);
+  ASSERT_TRUE(fs->Rename(dir.fd(), "first", dir.fd(), "moved", RenameMode::kReplace).ok());
+  const absl::Status shared = fs->Share(file.get(), dir.fd(), "below/second");
+  ASSERT_TRUE(shared.ok()) << shared;
+  EXPECT_EQ(*ReadSmallFile(*fs, dir.fd(), "below/second", 100), "bytes");
+  EXPECT_EQ(ErrnoOf(fs->Share(file.get(), dir.fd(), "below/second")), EEXIST);
+  ASSERT_TRUE(fs->Remove(dir.fd(), "moved", FileType::kRegular).ok());
+  EXPECT_EQ(*ReadSmallFile(*fs, dir.fd(), "below/second", 100), "bytes");
+}
+
+TEST(PosixFileSystemTest, LeavesNothingWhereAFileCannotBeShared) {
+  const TempDir dir, other("/dev/shm");
+  const auto fs = Make();
+  ASSERT_TRUE(WriteNewFile(*fs, other.fd(), "first", "bytes").ok());
+  const ScopedHandle file = *OpenScoped(*fs, other.fd(), "first", OpenMode::kRead);
+  EXPECT_EQ(ErrnoOf(fs->Share(file.get(), dir.fd(), "second")), EXDEV);
+  EXPECT_EQ(ErrnoOf(fs->Stat(dir.fd(), "second").status()), ENOENT);
+  EXPECT_EQ(ErrnoOf(fs->Share(file.get(), dir.fd(), "../second")), EXDEV);
+}
+
 TEST(PosixFileSystemTest, OpensOnlyAbsoluteExistingRootDirectories) {
   EXPECT_EQ(ReasonOf(OpenRootDirectory("", std::nullopt).status()), "INVALID_PATH");
   EXPECT_EQ(ReasonOf(OpenRootDirectory("relative", std::nullopt).status()), "INVALID_PATH");

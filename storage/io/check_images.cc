@@ -16,9 +16,7 @@
 #include "storage/base/mutex.h"
 
 namespace ckptd {
-namespace {
 
-// The CRC32C of the bytes [offset, offset + size) of an image.
 uint32_t CrcOf(const FileImage& image, int64_t offset, int64_t size) {
   uint32_t crc = 0;
   for (const std::span<const std::byte> run : image.runs) {
@@ -34,6 +32,8 @@ uint32_t CrcOf(const FileImage& image, int64_t offset, int64_t size) {
   }
   return crc;
 }
+
+namespace {
 
 struct Chunk {
   size_t file = 0;

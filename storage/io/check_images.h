@@ -13,6 +13,9 @@
 
 namespace ckptd {
 
+// The CRC32C of the bytes [offset, offset + size) of an image.
+uint32_t CrcOf(const FileImage& image, int64_t offset, int64_t size);
+
 // Calls `done` once, on the pool, when nothing refers to the images any more: with OK; with DATA_LOSS, reason
 // CORRUPT_FILE, and the details path, chunk, expected and found of a chunk that differs; or with
 // CANCELLED, soon after `stop` returns true. records[i] belongs to images[i] and has the same size. Up to

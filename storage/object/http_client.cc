@@ -125,6 +125,8 @@ void Prepare(CURL* handle, const HttpRequest& request, const std::string& ca_fil
   curl_easy_setopt(handle, CURLOPT_UPLOAD_BUFFERSIZE, 512L << 10);
   curl_easy_setopt(handle, CURLOPT_BUFFERSIZE, 512L << 10);
   if (!ca_file.empty()) curl_easy_setopt(handle, CURLOPT_CAINFO, ca_file.c_str());
+  if (!request.unix_socket.empty())
+    curl_easy_setopt(handle, CURLOPT_UNIX_SOCKET_PATH, request.unix_socket.c_str());
   if (IsNear(request.url)) curl_easy_setopt(handle, CURLOPT_PROXY, "");
   if (request.method == "HEAD") {
     curl_easy_setopt(handle, CURLOPT_NOBODY, 1L);

@@ -32,6 +32,7 @@ struct HttpRequest {
   std::span<const std::byte> body = {};   // Of PUT and POST.
   std::span<std::byte> into = {};  // Takes the body of a successful answer, instead of HttpResponse::body.
   std::optional<HttpSignature> signature = {};
+  std::string unix_socket = {};  // The path of the socket to connect to, in the place of the URL's host.
 };
 
 struct HttpResponse {

@@ -119,6 +119,7 @@ class NodesRunContract : public ::testing::TestWithParam<EtcdKind> {
     NodesRun::Options options;
     options.cluster_prefix = nodes_.prefix();
     options.bound = bound_;
+    options.ended_kept_for = ended_kept_for_;
     options.path = "/shared/run";
     options.post = [after](absl::AnyInvocable<void()> work) { after(milliseconds(1), std::move(work)); };
     options.register_anew = [&node](const absl::Status& why) { node.asked_anew.push_back(ReasonOf(why)); };
@@ -347,6 +348,34 @@ class NodesRunContract : public ::testing::TestWithParam<EtcdKind> {
     RunUntilAllHeard(tag, "COMMITTED");
   }
 
+  // Starts all nodes anew, with attempt 2 of the run. Sets ended_kept_for_.
+  void StartWithAnEtcdThatForgetsAfter(Duration time) {
+    ended_kept_for_ = time;
+    for (Node& node : all_) Kill(node);
+    for (Node& node : all_) Start(node);
+    for (Node& node : all_) ASSERT_TRUE(Join(node, "launch2").ok());
+    ASSERT_TRUE(Activate(all_[0], 2).ok());
+    RunUntil([this] { return Coordinator() != nullptr; });
+  }
+  // Saves step_1 of the rank of `node` alone, which leaves with `leave` before it can hear of the end, and
+  // step_2 of the others; until etcd has forgotten step_1.
+  void PublishWhatEtcdForgets(Node& node, const std::function<void()>& leave) {
+    root_.before = [&leave](const std::string& what) {
+      if (what == "Publish") leave();
+      return true;
+    };
+    node.run->Begin(Id("step_1", 2), etcd_.clock()->Now() + minutes(8), {node.rank});
+    RunUntil([this] { return !root_.published.empty(); });
+    root_.before = nullptr;
+    ASSERT_FALSE(Heard(node, "step_1", "COMMITTED"));
+    std::vector<int> others;
+    for (const Node& other : all_) {
+      if (&other != &node) others.push_back(other.rank);
+    }
+    for (const int i : others) all_[i].run->Begin(Id("step_2", 2), etcd_.clock()->Now() + minutes(8), others);
+    RunUntil([this] { return nodes_.Read(keys_.SaveIndex(2, "step_1", 1)) == "(none)"; });
+  }
+
   // Saves step_1, and again: the coordinator, which it returns, has removed the first one, and is paused
   // before it can publish the second one.
   Node& PauseWhereASaveReplacesStep1() {
@@ -471,6 +500,7 @@ class NodesRunContract : public ::testing::TestWithParam<EtcdKind> {
   uint64_t inode_ = 7;
   uint32_t uid_ = 1000;
   UseBound bound_;
+  Duration ended_kept_for_ = std::chrono::hours(1);
   bool opens_without_etcd_ = false;
   std::array<Node, kNodes> all_;
 };
@@ -489,6 +519,25 @@ TEST_P(NodesRunContract, EachNodeHearsEveryStepOfASaveOnce) {
   const auto loaded = Ask<absl::StatusOr<LoadedCheckpoint>>(
       [&](auto done) { all_[2].run->LoadCheckpoint("step_1", 1, std::move(done)); });
   EXPECT_TRUE(loaded.ok()) << loaded.status();
+}
+
+TEST_P(NodesRunContract, NodeTellsWhenItSawACheckpointLateOrNotAtAll) {
+  SaveAll("step_1");
+  Node& node = all_[2];
+  using Loaded = absl::StatusOr<LoadedCheckpoint>;
+  const auto load = [&](const std::string& tag) {
+    return Ask<Loaded>([&](auto done) { node.run->LoadCheckpoint(tag, 1, std::move(done)); });
+  };
+  EXPECT_TRUE(load("step_1").ok());
+  EXPECT_THAT(node.noticed, IsEmpty());
+
+  node.files->Hang(etcd_.clock()->Now());
+  etcd_.After(seconds(3), [&node] { node.files->EndHang(); });
+  EXPECT_TRUE(load("step_1").ok());
+  EXPECT_THAT(node.noticed, ElementsAre(AllOf(HasSubstr("step_1"), HasSubstr("was seen on this node after 3"),
+                                              HasSubstr("visibility_seconds is 5"))));
+  EXPECT_FALSE(load("step_9").ok());
+  EXPECT_THAT(node.noticed.back(), AllOf(HasSubstr("step_9"), HasSubstr("could not be read")));
 }
 
 TEST_P(NodesRunContract, FailureOfOneNodeEndsTheSaveOnAll) {
@@ -1362,6 +1411,44 @@ TEST_P(NodesRunContract, WhatASaveReplacesStaysIfThatHasFailed) {
   EXPECT_EQ(Shown(*Coordinator(), 1), "");
 }
 
+// Etcd removes what it has of the save that failed. What that save was to replace is still a checkpoint.
+TEST_P(NodesRunContract, WhatASaveDidNotReplaceIsListedWhenEtcdHasForgottenTheSave) {
+  StartWithAnEtcdThatForgetsAfter(seconds(30));
+  SaveAll("step_1", 2);
+  const int64_t kept = root_.tags.at("step_1");
+  // Another program moves the directory of the save away; that of the next save, made in advance, stays.
+  root_.before = [this](const std::string& what) {
+    const auto published =
+        std::min_element(root_.inflight.begin(), root_.inflight.end(),
+                         [](const auto& one, const auto& other) { return one.second < other.second; });
+    if (what == "Publish") root_.trash.insert(root_.inflight.extract(published));
+    return true;
+  };
+  for (Node& node : all_) node.run->Begin({2, "step_1", 2}, etcd_.clock()->Now() + minutes(8), {});
+  RunUntilAllHeard("step_1", "ENDED TAG_FOREIGN");
+  root_.before = nullptr;
+  ledger::v1::Evicting decision;
+  ASSERT_TRUE(decision.ParseFromString(nodes_.Read(keys_.Evicting(kept))));
+  const int64_t failed = decision.replaced_by();
+  ASSERT_GT(failed, kept);
+  SaveAll("step_2", 2);
+  RunFor(seconds(10));
+  for (Node& node : all_) node.removed.clear();
+  RunUntil([&] { return nodes_.Read(keys_.SaveState(failed)) == "(none)"; });
+  RunFor(seconds(2));
+  for (Node& node : all_) {
+    EXPECT_THAT(node.removed, IsEmpty()) << node.name << " takes it out of its list once more";
+    EXPECT_EQ(Shown(node, kept), "") << node.name;
+  }
+
+  Node& node = Other();
+  Kill(node);
+  Start(node);
+  RunFor(seconds(20));
+  EXPECT_EQ(Shown(node, kept), "");
+  EXPECT_EQ(Mark(node, kept), "OK") << "it is not being removed";
+}
+
 TEST_P(NodesRunContract, ScanDoesNotTakeOverTheAnswerOfARemovalThatIsUnderWay) {
   SaveAll("step_1");
   SaveAll("step_2");
@@ -1660,6 +1747,55 @@ TEST_P(NodesRunContract, LossOfANodeEndsNoSaveOfOtherNodesRanks) {
   RunFor(minutes(3));
   for (const int i : {0, 2}) all_[i].run->Durable(Id("step_1"), "of " + all_[i].name);
   RunUntil([&] { return Heard(all_[0], "step_1", "COMMITTED") && Heard(all_[2], "step_1", "COMMITTED"); });
+}
+
+TEST_P(NodesRunContract, NodeThatWasAwayForTooLongDoesNotBeginItsSealedSaveAnew) {
+  StartWithAnEtcdThatForgetsAfter(seconds(30));
+  Node& away = Other();
+  PublishWhatEtcdForgets(away, [&away] { away.run->SetNode(nullptr); });
+  RegisterAnew(away);
+  RunUntil([&] { return Heard(away, "step_1", "UNKNOWN"); });
+  EXPECT_TRUE(Heard(away, "step_1", "UNKNOWN"));
+  EXPECT_EQ(nodes_.Read(keys_.SaveIndex(2, "step_1", 1)), "(none)") << "it was begun anew";
+  SaveAll("step_3", 2);
+  EXPECT_EQ(root_.published.size(), 3U);
+}
+
+// It has sealed its part, and could not write it.
+TEST_P(NodesRunContract, NodeThatWasAwayForTooLongDoesNotBeginItsFailedSaveAnew) {
+  StartWithAnEtcdThatForgetsAfter(seconds(30));
+  Node& away = Other();
+  away.writes = false;
+  BeginAll("step_1", 2);
+  RunUntilAllHeard("step_1", "SEALED");
+  away.run->SetNode(nullptr);
+  EndRegistration(away);
+  away.run->Fail(Id("step_1", 2), MakeError(absl::StatusCode::kInternal, "EIO", "a test's failure"));
+  for (const Node& node : all_) {
+    if (&node != &away) RunUntil([&] { return Heard(node, "step_1", "ENDED NODE_LOST"); });
+  }
+  std::vector<int> others;
+  for (const Node& node : all_) {
+    if (&node != &away) others.push_back(node.rank);
+  }
+  for (const int i : others) all_[i].run->Begin(Id("step_2", 2), etcd_.clock()->Now() + minutes(8), others);
+  RunUntil([this] { return nodes_.Read(keys_.SaveIndex(2, "step_1", 1)) == "(none)"; });
+  away.run->SetNode(&away.registration->identity());
+  RunUntil([&] { return Heard(away, "step_1", "ENDED STAGED_LOST"); });
+  EXPECT_TRUE(Heard(away, "step_1", "ENDED STAGED_LOST"));
+  EXPECT_EQ(nodes_.Read(keys_.SaveIndex(2, "step_1", 1)), "(none)") << "it was begun anew";
+}
+
+// Its registration lasts, and the events of the watch that it has missed are gone: it lists the saves anew.
+TEST_P(NodesRunContract, NodeThatHearsLateOfItsSaveWhichEtcdHasForgottenDoesNotWaitForIt) {
+  StartWithAnEtcdThatForgetsAfter(milliseconds(1));
+  Node& away = Other();
+  PublishWhatEtcdForgets(away, [&] { CutOff(away, true); });
+  etcd_.WithModel([](EtcdModel& model) { model.Compact(model.revision()); });
+  CutOff(away, false);
+  RunUntil([&] { return Heard(away, "step_1", "UNKNOWN"); });
+  EXPECT_TRUE(Heard(away, "step_1", "UNKNOWN"));
+  EXPECT_THAT(away.run->UnfinishedSaves(), IsEmpty());
 }
 
 TEST_P(NodesRunContract, SaveThatTwoNodesBeginForOtherRanksEnds) {

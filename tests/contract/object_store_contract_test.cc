@@ -5,6 +5,7 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -136,12 +137,17 @@ TEST_P(ObjectStoreContract, RefusesBytesOfAnotherChecksum) {
 }
 
 TEST_P(ObjectStoreContract, ListsInPages) {
+  constexpr int kObjects = 1005, kThreads = 16;
   std::set<std::string> expected;
-  for (int i = 0; i < 1005; ++i) {
-    const std::string name = absl::StrFormat("run/%04d", i);
-    ASSERT_EQ(Put(name, "x"), absl::OkStatus());
-    expected.insert(Key(name));
+  for (int i = 0; i < kObjects; ++i) expected.insert(Key(absl::StrFormat("run/%04d", i)));
+  std::vector<std::thread> threads;
+  for (int first = 0; first < kThreads; ++first) {
+    threads.emplace_back([this, first] {
+      for (int i = first; i < kObjects; i += kThreads)
+        EXPECT_EQ(Put(absl::StrFormat("run/%04d", i), "x"), absl::OkStatus());
+    });
   }
+  for (std::thread& thread : threads) thread.join();
   ASSERT_EQ(Put("other", "x"), absl::OkStatus());
   std::set<std::string> found;
   std::string page;

@@ -96,7 +96,7 @@ RootAttachment DiskDaemon::Attachment() {
   attachment.path = "/root";
   attachment.uid = kUser;
   attachment.make_io = [this]() -> absl::StatusOr<RootAccess> {
-    absl::StatusOr<std::unique_ptr<RootIo>> io =
+    absl::StatusOr<std::unique_ptr<LocalRootIo>> io =
         roots_->Make("1:1", [disk = disk_]() -> absl::StatusOr<ThreadedRootIoFactory::RootDirectory> {
           // This object does not own the disk.
           std::shared_ptr<FileSystem> fs(disk, [](FileSystem*) {});

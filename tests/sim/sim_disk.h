@@ -18,7 +18,7 @@
 #include <utility>
 #include <vector>
 
-#include "daemon/engine/seams/root_io.h"
+#include "daemon/engine/seams/local_root_io.h"
 #include "storage/base/callback_scope.h"
 #include "tests/sim/marks.h"
 #include "tests/sim/oracle.h"
@@ -168,7 +168,7 @@ class SimDisk {
   storage::v1::RunRecord record_;
 };
 
-class SimRootIo : public RootIo {
+class SimRootIo : public LocalRootIo {
  public:
   explicit SimRootIo(std::shared_ptr<SimDisk> disk) : disk_(std::move(disk)) {}
   // The daemon has died.
@@ -180,7 +180,7 @@ class SimRootIo : public RootIo {
   void CreateInflight(InflightId64 id, std::string tag, int64_t sequence, int64_t manifest_bytes,
                       Callback<absl::Status> done) override;
   void WritePart(InflightId64 id, storage::v1::PartRecord record, std::vector<FileImage> files,
-                 std::shared_ptr<std::atomic<int64_t>> written_bytes,
+                 std::shared_ptr<CheckpointReader> base, std::shared_ptr<std::atomic<int64_t>> written_bytes,
                  Callback<absl::StatusOr<storage::v1::PartRecord>> done) override;
   void Publish(InflightId64 id, storage::v1::ManifestSummary summary,
                std::vector<storage::v1::PartRecord> parts, Callback<PublishResult> done) override;

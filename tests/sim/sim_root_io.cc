@@ -117,6 +117,7 @@ void SimRootIo::CreateInflight(InflightId64 id, std::string tag, int64_t sequenc
 }
 
 void SimRootIo::WritePart(InflightId64 id, storage::v1::PartRecord record, std::vector<FileImage> files,
+                          std::shared_ptr<CheckpointReader> /*base*/,
                           std::shared_ptr<std::atomic<int64_t>> written_bytes,
                           Callback<absl::StatusOr<storage::v1::PartRecord>> done) {
   auto write = std::make_shared<Write>();

@@ -297,13 +297,13 @@ void Node::SetPinned(const std::string& tag, bool pinned) {
                            if (found.ok() && found->level() == v1::COMMITTED) sequence = found->sequence();
                          });
     if (sequence == 0) return;
-    world_.oracle().PinSent(tag, sequence, pinned);
+    const int64_t sent = world_.oracle().PinSent(tag, sequence, pinned);
     engine.SetPinned(
         Caller{0, 0, true}, request.name(), pinned,
         Expect<v1::Checkpoint>(absl::StrCat(pinned ? "Pin " : "Unpin ", tag),
-                               [this, sequence, pinned](const absl::StatusOr<v1::Checkpoint>& set) {
+                               [this, sequence, pinned, sent](const absl::StatusOr<v1::Checkpoint>& set) {
                                  if (!set.ok()) return;
-                                 world_.oracle().PinAnswered(sequence, pinned);
+                                 world_.oracle().PinAnswered(sequence, pinned, sent);
                                  world_.Count(pinned ? "pinned" : "unpinned");
                                }));
   });

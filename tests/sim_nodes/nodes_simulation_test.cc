@@ -90,7 +90,11 @@ TEST(NodesSimulationTest, KeepsEveryPromiseForSeedsThatFailedOnce) {
                                        1627121143351140,
                                        1785586402750153,
                                        1878593712765518,
-                                       1895355054050684};
+                                       1895355054050684,
+                                       832290087865714,
+                                       2988927748762225,
+                                       3060005585989579,
+                                       3436641987895794};
   for (const uint64_t seed : seeds) {
     const sim::Result result = RunPlan(PlanOf(seed));
     EXPECT_EQ(result.violation, "") << Report(seed, result);

@@ -204,19 +204,22 @@ void Oracle::Failed(const SaveId& id, const Save& save, const std::string& rank,
 
 // ---- pins
 
-void Oracle::PinSent(const std::string& tag, int64_t sequence, bool pinned) {
+int64_t Oracle::PinSent(const std::string& tag, int64_t sequence, bool pinned) {
+  Unpins& unpins = unpins_[sequence];
   if (pinned) {
     pin_tags_.insert(tag);
-  } else {
-    ++unpinning_[sequence];
-    pinned_.erase(sequence);
+    return unpins.unanswered == 0 ? unpins.sent : -1;
   }
+  ++unpins.unanswered;
+  pinned_.erase(sequence);
+  return ++unpins.sent;
 }
 
-void Oracle::PinAnswered(int64_t sequence, bool pinned) {
+void Oracle::PinAnswered(int64_t sequence, bool pinned, int64_t sent) {
+  Unpins& unpins = unpins_[sequence];
   if (!pinned) {
-    --unpinning_[sequence];
-  } else if (unpinning_[sequence] == 0) {
+    --unpins.unanswered;
+  } else if (unpins.sent == sent) {
     pinned_.insert(sequence);
   }
 }

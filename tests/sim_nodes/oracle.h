@@ -107,9 +107,10 @@ class Oracle {
   bool IsRemoved(int64_t sequence) const { return removed_.contains(sequence); }
 
   // ---- pins
-  // An operator asks a node to pin the checkpoint, or to unpin it; and is told that it is done.
-  void PinSent(const std::string& tag, int64_t sequence, bool pinned);
-  void PinAnswered(int64_t sequence, bool pinned);
+  // An operator asks a node to pin the checkpoint, or to unpin it; and is told that it is done. `sent`: what
+  // PinSent returned. A pin counts only if no request to unpin overlaps it, which may have come after it.
+  int64_t PinSent(const std::string& tag, int64_t sequence, bool pinned);
+  void PinAnswered(int64_t sequence, bool pinned, int64_t sent);
 
   // ---- readers
   // `node`: the node whose daemon has given the lease. `losses_before`: losses(node) when the rank asked for
@@ -169,8 +170,12 @@ class Oracle {
   std::set<int64_t> reported_;  // As COMMITTED, and not suspect.
   std::set<int64_t> damaged_, told_damaged_, removed_;
   std::map<std::pair<int64_t, int64_t>, std::set<int>> finishes_;
-  std::set<std::string> pin_tags_;    // That operators have asked to pin.
-  std::map<int64_t, int> unpinning_;  // Requests that may still take effect, by sequence.
+  std::set<std::string> pin_tags_;  // That operators have asked to pin.
+  struct Unpins {
+    int64_t sent = 0;
+    int unanswered = 0;  // They may still take effect.
+  };
+  std::map<int64_t, Unpins> unpins_;  // By sequence.
   std::set<int64_t> pinned_;          // For sure.
   std::map<SaveId, Save> saves_;
   std::set<SaveId> aborted_;

@@ -214,7 +214,7 @@ class SimSharedFiles : public SharedFilesIo {
   void OpenPart(InflightId64 id, const std::string& tag, int64_t sequence, const std::string& inflight,
                 Callback<absl::Status> done) override;
   void WritePart(InflightId64 id, storage::v1::PartRecord record, std::vector<FileImage> files,
-                 std::shared_ptr<std::atomic<int64_t>> written_bytes,
+                 std::shared_ptr<CheckpointReader> base, std::shared_ptr<std::atomic<int64_t>> written_bytes,
                  Callback<absl::StatusOr<storage::v1::PartRecord>> done) override;
   void FinishPart(InflightId64 id, std::vector<storage::v1::PartRecord> parts,
                   Callback<absl::StatusOr<std::string>> done) override;
@@ -249,15 +249,6 @@ class SimSharedFiles : public SharedFilesIo {
   void Sweep(int64_t last, const std::set<int64_t>& unfinished, Callback<absl::Status> done) override;
 
   // ---- calls that the simulation does not make
-  void CreateInflight(InflightId64 id, std::string tag, int64_t sequence, int64_t manifest_bytes,
-                      Callback<absl::Status> done) override;
-  void Publish(InflightId64 id, storage::v1::ManifestSummary summary,
-               std::vector<storage::v1::PartRecord> parts, Callback<PublishResult> done) override;
-  void Evict(std::string tag, int64_t sequence, Callback<absl::Status> done) override;
-  void EmptyTrash(TrashTerms terms, Callback<absl::StatusOr<TrashLeft>> done) override;
-  void ListTrash(Callback<absl::StatusOr<std::vector<TrashedCheckpoint>>> done) override;
-  void Undelete(std::string tag, int64_t sequence, Callback<absl::StatusOr<Undeleted>> done) override;
-  void SaveRunRecord(storage::v1::RunRecord record, Callback<absl::Status> done) override;
   void SetPinned(std::string tag, int64_t sequence, bool pinned, Callback<absl::Status> done) override;
   void ReadBack(std::shared_ptr<CheckpointReader> reader, std::string path, int64_t offset, int64_t size,
                 Callback<absl::Status> done) override;
@@ -267,8 +258,6 @@ class SimSharedFiles : public SharedFilesIo {
   void SurveyForeign(std::string tag, uid_t owner, int32_t chunk_bytes,
                      std::shared_ptr<SurveyProgress> progress,
                      Callback<absl::StatusOr<ForeignSurvey>> done) override;
-  void Adopt(ForeignSurvey survey, storage::v1::ManifestSummary summary,
-             Callback<PublishResult> done) override;
   std::optional<Instant> pending_since() const override {
     return disk_.faults_.shows_hangs ? running_since_ : std::nullopt;
   }

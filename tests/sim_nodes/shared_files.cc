@@ -198,6 +198,7 @@ void SimSharedFiles::OpenPart(InflightId64 id, const std::string&, int64_t, cons
 }
 
 void SimSharedFiles::WritePart(InflightId64 id, storage::v1::PartRecord record, std::vector<FileImage> files,
+                               std::shared_ptr<CheckpointReader> /*base*/,
                                std::shared_ptr<std::atomic<int64_t>> written_bytes,
                                Callback<absl::StatusOr<storage::v1::PartRecord>> done) {
   ++writing_;
@@ -413,35 +414,9 @@ void SimSharedFiles::Sweep(int64_t last, const std::set<int64_t>& unfinished, Ca
 
 // ---- calls that the simulation does not make
 
-void SimSharedFiles::EmptyTrash(TrashTerms, Callback<absl::StatusOr<TrashLeft>> done) {
-  Ask<absl::StatusOr<TrashLeft>>(microseconds(50), std::move(done), [] { return TrashLeft(); });
-}
-void SimSharedFiles::ListTrash(Callback<absl::StatusOr<std::vector<TrashedCheckpoint>>> done) {
-  using Listed = absl::StatusOr<std::vector<TrashedCheckpoint>>;
-  Ask<Listed>(microseconds(50), std::move(done), [] { return std::vector<TrashedCheckpoint>(); });
-}
 void SimSharedFiles::ListForeign(Callback<absl::StatusOr<std::vector<ForeignCheckpoint>>> done) {
   using Listed = absl::StatusOr<std::vector<ForeignCheckpoint>>;
   Ask<Listed>(microseconds(50), std::move(done), [] { return std::vector<ForeignCheckpoint>(); });
-}
-void SimSharedFiles::CreateInflight(InflightId64, std::string, int64_t, int64_t,
-                                    Callback<absl::Status> done) {
-  Ask<absl::Status>(microseconds(50), std::move(done), NotAsked);
-}
-void SimSharedFiles::Publish(InflightId64, storage::v1::ManifestSummary, std::vector<storage::v1::PartRecord>,
-                             Callback<PublishResult> done) {
-  Ask<PublishResult>(microseconds(50), std::move(done), [] {
-    return PublishResult{PublishOutcome::kFailed, NotAsked()};
-  });
-}
-void SimSharedFiles::Evict(std::string, int64_t, Callback<absl::Status> done) {
-  Ask<absl::Status>(microseconds(50), std::move(done), NotAsked);
-}
-void SimSharedFiles::Undelete(std::string, int64_t, Callback<absl::StatusOr<Undeleted>> done) {
-  Ask<absl::StatusOr<Undeleted>>(microseconds(50), std::move(done), NotAsked);
-}
-void SimSharedFiles::SaveRunRecord(storage::v1::RunRecord, Callback<absl::Status> done) {
-  Ask<absl::Status>(microseconds(50), std::move(done), NotAsked);
 }
 void SimSharedFiles::ReadBack(std::shared_ptr<CheckpointReader>, std::string, int64_t, int64_t,
                               Callback<absl::Status> done) {
@@ -454,11 +429,6 @@ void SimSharedFiles::ReadFiles(std::shared_ptr<CheckpointReader>, std::vector<Fi
 void SimSharedFiles::SurveyForeign(std::string, uid_t, int32_t, std::shared_ptr<SurveyProgress>,
                                    Callback<absl::StatusOr<ForeignSurvey>> done) {
   Ask<absl::StatusOr<ForeignSurvey>>(microseconds(50), std::move(done), NotAsked);
-}
-void SimSharedFiles::Adopt(ForeignSurvey, storage::v1::ManifestSummary, Callback<PublishResult> done) {
-  Ask<PublishResult>(microseconds(50), std::move(done), [] {
-    return PublishResult{PublishOutcome::kFailed, NotAsked()};
-  });
 }
 
 }  // namespace ckptd::sim_nodes

@@ -393,6 +393,17 @@ absl::Status CrashDisk::Rename(Handle old_dir, std::string_view old_path, Handle
   return absl::OkStatus();
 }
 
+absl::Status CrashDisk::Share(Handle file, Handle dir, std::string_view path) {
+  std::string content;
+  {
+    MutexLock lock(mutex_);
+    CKPTD_ASSIGN_OR_RETURN(const OpenFile opened, Get(file));
+    content = nodes_.at(opened.inode).bytes.now();
+  }
+  CKPTD_ASSIGN_OR_RETURN(const ScopedHandle made, OpenScoped(*this, dir, path, OpenMode::kCreate));
+  return WriteFully(*this, made.get(), 0, std::as_bytes(std::span(content)));
+}
+
 absl::StatusOr<std::vector<DirEntry>> CrashDisk::List(Handle dir) {
   MutexLock lock(mutex_);
   CKPTD_ASSIGN_OR_RETURN(const OpenFile directory, GetDirectory(dir));

@@ -77,6 +77,8 @@ class CrashDisk : public FileSystem {
   absl::Status Remove(Handle dir, std::string_view path, FileType type) override;
   absl::Status Rename(Handle old_dir, std::string_view old_path, Handle new_dir, std::string_view new_path,
                       RenameMode mode) override;
+  // As a file system with shared blocks: the new file's content is durable once that file is synced.
+  absl::Status Share(Handle file, Handle dir, std::string_view path) override;
   absl::StatusOr<std::vector<DirEntry>> List(Handle dir) override;
   absl::StatusOr<FileStat> Stat(Handle dir, std::string_view path) override;
   absl::Status Allocate(Handle file, int64_t size) override;

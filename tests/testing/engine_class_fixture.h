@@ -53,6 +53,7 @@ class ClassTest : public ::testing::Test, protected EngineObserver {
         [raw = io.get()](const storage::v1::RunRecord& record, absl::AnyInvocable<void(absl::Status)> done) {
           raw->SaveRunRecord(record, std::move(done));
         }));
+    run->coordinator_io = run->local_io = io.get();
     run->io = std::move(io);
     run->authority = std::make_unique<LocalAuthority>(
         run.get(), [this, run = run.get()](const SaveId& save, LocalAuthority::Decided decided) {

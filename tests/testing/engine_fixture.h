@@ -147,7 +147,8 @@ class EngineTest : public ::testing::Test {
       if (disks_[inode] == nullptr) disks_[inode] = std::make_shared<FakeDisk>();
       auto io = std::make_unique<FakeRootIo>(disks_[inode], &queue_);
       ios_[inode] = io.get();
-      return RootAccess{std::move(io), MakeShared(inode)};
+      auto shared = MakeShared(inode);
+      return shared == nullptr ? RootAccess(std::move(io)) : RootAccess(std::move(io), std::move(shared));
     };
     Answer<std::string> root;
     engine_->AttachRoot(session, std::move(attachment), root.reply());

@@ -144,8 +144,10 @@ void FakeRootIo::CreateInflight(InflightId64 id, std::string tag, int64_t sequen
 }
 
 void FakeRootIo::WritePart(InflightId64 id, storage::v1::PartRecord record, std::vector<FileImage> files,
+                           std::shared_ptr<CheckpointReader> base,
                            std::shared_ptr<std::atomic<int64_t>> written_bytes,
                            Callback<absl::StatusOr<storage::v1::PartRecord>> done) {
+  write_bases.push_back(base == nullptr ? 0 : base->manifest().summary.sequence());
   Run("WritePart", hold_writes,
       [this, id, record = std::move(record), files = std::move(files), written_bytes,
        done = std::move(done)]() mutable {

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "daemon/engine/seams/root_io.h"
+#include "daemon/engine/seams/local_root_io.h"
 
 namespace ckptd {
 
@@ -39,7 +39,7 @@ struct FakeDisk {
   std::map<int64_t, TrashedCheckpoint> trashed;
 };
 
-class FakeRootIo : public RootIo {
+class FakeRootIo : public LocalRootIo {
  public:
   // Work that the test runs: callbacks in their order.
   using Queue = std::deque<absl::AnyInvocable<void()>>;
@@ -52,7 +52,7 @@ class FakeRootIo : public RootIo {
   void CreateInflight(InflightId64 id, std::string tag, int64_t sequence, int64_t manifest_bytes,
                       Callback<absl::Status> done) override;
   void WritePart(InflightId64 id, storage::v1::PartRecord record, std::vector<FileImage> files,
-                 std::shared_ptr<std::atomic<int64_t>> written_bytes,
+                 std::shared_ptr<CheckpointReader> base, std::shared_ptr<std::atomic<int64_t>> written_bytes,
                  Callback<absl::StatusOr<storage::v1::PartRecord>> done) override;
   void Publish(InflightId64 id, storage::v1::ManifestSummary summary,
                std::vector<storage::v1::PartRecord> parts, Callback<PublishResult> done) override;
@@ -89,6 +89,7 @@ class FakeRootIo : public RootIo {
   std::set<std::string, std::less<>> held;                  // By the name of the call: "Evict".
   std::map<std::string, absl::Status, std::less<>> errors;  // The call does nothing and fails.
   std::map<std::string, int, std::less<>> calls;
+  std::vector<int64_t> write_bases;  // Of each WritePart: the sequence of its base; 0: none.
   bool hold_writes = false, hold_publish = false, hold_target = false;
   absl::Status write_error, discard_error;
   PointerFiles more_pointers;  // In addition to those that Publish and a scan find.

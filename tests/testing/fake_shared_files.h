@@ -68,7 +68,7 @@ class FakeSharedFiles : public SharedFilesIo {
         root_.inflight.contains(inflight) ? absl::OkStatus() : absl::NotFoundError(inflight));
   }
   void WritePart(InflightId64, storage::v1::PartRecord record, std::vector<FileImage>,
-                 std::shared_ptr<std::atomic<int64_t>>,
+                 std::shared_ptr<CheckpointReader>, std::shared_ptr<std::atomic<int64_t>>,
                  ckptd::Callback<absl::StatusOr<storage::v1::PartRecord>> done) override {
     Say<absl::StatusOr<storage::v1::PartRecord>>(std::move(done), std::move(record));
   }
@@ -130,29 +130,6 @@ class FakeSharedFiles : public SharedFilesIo {
   }
 
   // ---- what no test needs
-  void CreateInflight(InflightId64, std::string, int64_t, int64_t,
-                      ckptd::Callback<absl::Status> done) override {
-    Say(std::move(done), Unused());
-  }
-  void Publish(InflightId64, storage::v1::ManifestSummary, std::vector<storage::v1::PartRecord>,
-               ckptd::Callback<PublishResult> done) override {
-    Say(std::move(done), PublishResult{PublishOutcome::kFailed, Unused()});
-  }
-  void Evict(std::string, int64_t, ckptd::Callback<absl::Status> done) override {
-    Say(std::move(done), Unused());
-  }
-  void EmptyTrash(TrashTerms, ckptd::Callback<absl::StatusOr<TrashLeft>> done) override {
-    Say<absl::StatusOr<TrashLeft>>(std::move(done), TrashLeft());
-  }
-  void ListTrash(ckptd::Callback<absl::StatusOr<std::vector<TrashedCheckpoint>>> done) override {
-    Say<absl::StatusOr<std::vector<TrashedCheckpoint>>>(std::move(done), Unused());
-  }
-  void Undelete(std::string, int64_t, ckptd::Callback<absl::StatusOr<Undeleted>> done) override {
-    Say<absl::StatusOr<Undeleted>>(std::move(done), Unused());
-  }
-  void SaveRunRecord(storage::v1::RunRecord, ckptd::Callback<absl::Status> done) override {
-    Say(std::move(done), Unused());
-  }
   void SetDamage(std::string, int64_t, std::optional<storage::v1::Damage>,
                  ckptd::Callback<absl::StatusOr<PointerFiles>> done) override {
     Say<absl::StatusOr<PointerFiles>>(std::move(done), Unused());
@@ -178,9 +155,6 @@ class FakeSharedFiles : public SharedFilesIo {
   void SurveyForeign(std::string, uid_t, int32_t, std::shared_ptr<SurveyProgress>,
                      ckptd::Callback<absl::StatusOr<ForeignSurvey>> done) override {
     Say<absl::StatusOr<ForeignSurvey>>(std::move(done), Unused());
-  }
-  void Adopt(ForeignSurvey, storage::v1::ManifestSummary, ckptd::Callback<PublishResult> done) override {
-    Say(std::move(done), PublishResult{PublishOutcome::kFailed, Unused()});
   }
   std::optional<Instant> pending_since() const override { return hangs_since_; }
   bool has_pending() const override { return false; }

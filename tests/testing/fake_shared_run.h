@@ -16,7 +16,7 @@
 #include "absl/functional/any_invocable.h"
 #include "absl/strings/str_cat.h"
 #include "daemon/engine/seams/authority.h"
-#include "daemon/engine/seams/root_io.h"
+#include "daemon/engine/seams/local_root_io.h"
 #include "storage/base/errors.h"
 #include "storage/base/reasons.h"
 #include "storage/ledger/local_ledger.h"
@@ -26,7 +26,7 @@ namespace ckptd {
 class FakeSharedRun : public Authority {
  public:
   // `io` must outlive it.
-  explicit FakeSharedRun(RootIo* io) : io_(io), ledger_(this) {}
+  explicit FakeSharedRun(LocalRootIo* io) : io_(io), ledger_(this) {}
 
   // What the engine has said, such as "Begin a", "Fail a NO_SPACE", in order.
   std::vector<std::string> calls;
@@ -202,7 +202,7 @@ class FakeSharedRun : public Authority {
     std::set<int64_t> committed_;  // Attempts of which it has not heard.
   };
 
-  RootIo* const io_;
+  LocalRootIo* const io_;
   NodesLedger ledger_;
   std::vector<absl::AnyInvocable<void()>> late_;
   std::map<int64_t, size_t> finishing_;  // By attempt: which of `finishes` is not answered.

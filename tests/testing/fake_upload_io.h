@@ -19,6 +19,15 @@ class FakeUploadIo : public UploadIo {
     std::shared_ptr<std::atomic<int64_t>> arrived;
     absl::AnyInvocable<void(absl::StatusOr<int64_t>)> done;
   };
+  struct Listing {
+    std::string url;
+    absl::AnyInvocable<void(absl::StatusOr<Contents>)> done;
+  };
+  struct Fetched {
+    std::string tag;
+    std::shared_ptr<std::atomic<int64_t>> arrived;
+    absl::AnyInvocable<void(absl::Status)> done;
+  };
   struct Removal {
     storage::v1::UploadedCheckpoint checkpoint;
     absl::AnyInvocable<void(absl::Status)> done;
@@ -39,6 +48,14 @@ class FakeUploadIo : public UploadIo {
     removals.push_back({std::move(checkpoint), std::move(done)});
   }
 
+  void List(std::string url, absl::AnyInvocable<void(absl::StatusOr<Contents>)> done) override {
+    lists.push_back({std::move(url), std::move(done)});
+  }
+  void Fetch(std::string, std::string tag, std::shared_ptr<std::atomic<int64_t>> arrived,
+             absl::AnyInvocable<void(absl::Status)> done) override {
+    fetches.push_back({std::move(tag), std::move(arrived), std::move(done)});
+  }
+
   // Answers the oldest call.
   void EndUpload(const absl::StatusOr<int64_t>& sent) {
     Asked asked = std::move(uploads.front());
@@ -50,9 +67,21 @@ class FakeUploadIo : public UploadIo {
     removals.pop_front();
     removal.done(removed);
   }
+  void EndList(absl::StatusOr<Contents> contents) {
+    Listing listing = std::move(lists.front());
+    lists.pop_front();
+    listing.done(std::move(contents));
+  }
+  void EndFetch(const absl::Status& fetched) {
+    Fetched fetch = std::move(fetches.front());
+    fetches.pop_front();
+    fetch.done(fetched);
+  }
 
   std::deque<Asked> uploads;
   std::deque<Removal> removals;
+  std::deque<Listing> lists;
+  std::deque<Fetched> fetches;
 };
 
 }  // namespace ckptd

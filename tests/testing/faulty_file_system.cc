@@ -16,9 +16,9 @@ bool StartsWith(const std::string& path, const std::string& prefix) {
 }  // namespace
 
 std::string_view FsOpName(FsOp op) {
-  constexpr std::string_view kNames[] = {"Open",   "Close",   "MakeDir",  "Remove",   "Rename",
-                                         "List",   "Stat",    "Allocate", "Truncate", "Sync",
-                                         "ReadAt", "WriteAt", "Lock",     "Space"};
+  constexpr std::string_view kNames[] = {"Open",  "Close",  "MakeDir", "Remove",   "Rename",
+                                         "Share", "List",   "Stat",    "Allocate", "Truncate",
+                                         "Sync",  "ReadAt", "WriteAt", "Lock",     "Space"};
   return kNames[static_cast<size_t>(op)];
 }
 
@@ -136,6 +136,13 @@ absl::Status FaultyFileSystem::Rename(Handle old_dir, std::string_view old_path,
       Judge({.op = FsOp::kRename, .path = PathOf(old_dir, old_path), .new_path = PathOf(new_dir, new_path)});
   if (!verdict.before.ok()) return verdict.before;
   const absl::Status status = base_->Rename(old_dir, old_path, new_dir, new_path, mode);
+  return verdict.after.ok() ? status : verdict.after;
+}
+
+absl::Status FaultyFileSystem::Share(Handle file, Handle dir, std::string_view path) {
+  const Verdict verdict = Judge({.op = FsOp::kShare, .path = PathOf(dir, path), .new_path = {}});
+  if (!verdict.before.ok()) return verdict.before;
+  const absl::Status status = base_->Share(file, dir, path);
   return verdict.after.ok() ? status : verdict.after;
 }
 

@@ -5,6 +5,7 @@ as system headers: no warnings from them), so a target carries the -D and -l fla
 
     @system//:grpc++         any name in PACKAGES and FROM_SOURCE below
     @system//:absl_strings   any Abseil package name
+    @system//:archives       gRPC and Abseil for a shared object
     @system//:protoc, @system//:grpc_cpp_plugin, @system//:grpc_python_plugin
 
 The flags serve a static program (ckptd_cc_binary under --config=release) and a dynamic one alike: they name the
@@ -29,6 +30,11 @@ PACKAGES = {
     "protobuf": ("protobuf", []),
     "re2": ("re2", []),
 }
+
+# What a shared object of ours links, from the archives and never as shared objects; protobuf comes from
+# @debian_pic_sources. gRPC's "unsecure" library has no TLS
+# in it, nor what only proxies need: clients use Unix sockets.
+ARCHIVES = ["grpc++_unsecure", "grpc_unsecure", "gpr", "address_sorting", "upb", "cares", "z"]
 
 # target: what stands for it, where Debian has no static library.
 FROM_SOURCE = {
@@ -135,6 +141,9 @@ def _system_libs_impl(rctx):
     build += _target("absl", found["absl_libs"], group = True)
     for name in found["absl_names"]:
         build += 'alias(name = "%s", actual = ":absl")\n' % name
+
+    archives = ARCHIVES + [flag[len("-l"):] for flag in found["absl_libs"]]
+    build += _target("archives", ["-l:lib%s.a" % name for name in archives], group = True)
 
     for name, actual in FROM_SOURCE.items():
         build += 'alias(name = "%s", actual = "%s")\n' % (name, actual)

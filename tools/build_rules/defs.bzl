@@ -49,6 +49,28 @@ def ckptd_shared_library(name, **kwargs):
         **kwargs
     )
 
+def ckptd_closed_library(name, out, exports, deps):
+    """A shared object with a C++ interface that needs nothing but libc and libstdc++.
+
+    `exports`, a version script, names what is seen of it. All else, also of the libraries that are linked in, is its own:
+    a program may have other versions of these. It is never unloaded, as gRPC has threads.
+    """
+    native.cc_binary(
+        name = out,
+        linkopts = [
+            # gold cannot do with C++ names in a version script what bfd does.
+            "-fuse-ld=bfd",
+            "-Wl,--version-script=$(location %s)" % exports,
+            "-Wl,-soname=" + out,
+            "-Wl,-z,nodelete",
+        ],
+        linkshared = True,
+        features = ["-supports_start_end_lib"],
+        tags = ["manual"],  # It is released, and not for sanitizers: those want their own part in the program.
+        deps = ["@system//:archives", exports] + deps,
+    )
+    native.alias(name = name, actual = out, tags = ["manual"])
+
 def ckptd_cc_test(name, deps = [], **kwargs):
     native.cc_test(
         name = name,

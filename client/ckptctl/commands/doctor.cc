@@ -15,9 +15,11 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "client/ckptctl/commands/commands.h"
+#include "client/ckptctl/commands/daemon_call.h"
 #include "client/ckptctl/commands/host.h"
 #include "client/ckptctl/nodes/meeting.h"
 #include "client/ckptctl/nodes/mount.h"
@@ -52,10 +54,6 @@ absl::StatusOr<ProbeResult> Probe(FileSystem& fs, Handle root) {
   return probe;
 }
 
-const char* Word(Verdict verdict) {
-  return verdict == Verdict::kOk ? "ok" : verdict == Verdict::kWarning ? "WARNING" : "FAILURE";
-}
-
 constexpr std::chrono::milliseconds kNodesPatience = std::chrono::seconds(60);
 // A name is a part of file names.
 constexpr char kNameCharacters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_";
@@ -76,6 +74,28 @@ absl::StatusOr<std::string> NameOfNode(const DoctorNodes& nodes) {
   return name;
 }
 
+// What the daemon of this node is configured for.
+NodeFacts FactsOf(const Context& context, const std::string& root) {
+  NodeFacts facts{MountOf(root), std::nullopt, ""};
+  const absl::StatusOr<v1::Status> status = [&]() -> absl::StatusOr<v1::Status> {
+    CKPTD_ASSIGN_OR_RETURN(const std::unique_ptr<client::Rpc> rpc, Connect(context));
+    return rpc->GetStatus(CallTimeout(context));
+  }();
+  if (!status.ok()) {
+    facts.no_daemon = std::string(status.status().message());
+  } else if (!status->has_cluster()) {
+    facts.no_daemon = "the daemon has no block cluster, or does not show it to this user";
+  } else {
+    const auto& folders = status->cluster().shared_folders();
+    facts.daemon = {std::any_of(folders.begin(), folders.end(),
+                                [&](const std::string& folder) {
+                                  return root == folder || absl::StartsWith(root, absl::StrCat(folder, "/"));
+                                }),
+                    std::chrono::seconds(status->cluster().visibility_seconds())};
+  }
+  return facts;
+}
+
 // What all nodes find together.
 absl::StatusOr<std::vector<Finding>> TryWithNodes(const Context& context, const std::string& root,
                                                   const DoctorNodes& nodes) {
@@ -87,7 +107,8 @@ absl::StatusOr<std::vector<Finding>> TryWithNodes(const Context& context, const 
   CKPTD_ASSIGN_OR_RETURN(const std::unique_ptr<Meeting> meeting,
                          Meeting::Enter(&files, {root, name, nodes.count, patience}));
   const TrialSettings settings;
-  const absl::StatusOr<Records> records = RunTrials(&files, meeting.get(), settings, root, MountOf(root));
+  const absl::StatusOr<Records> records =
+      RunTrials(&files, meeting.get(), &SystemClock(), settings, root, FactsOf(context, root));
   if (!records.ok()) {
     meeting->Abandon();
     return records.status();
@@ -107,15 +128,6 @@ Finding Sum(const std::vector<Finding>& findings) {
           absl::StrCat("cannot use this root: ", absl::StrJoin(wrong, ", ")), ""};
 }
 
-void PrintText(const Context& context, const std::string& root, const std::vector<Finding>& findings) {
-  Table table({"", root, ""});
-  for (const Finding& finding : findings) {
-    table.Add({Word(finding.verdict), finding.subject, finding.what});
-    if (!finding.advice.empty()) table.Add({"", "", absl::StrCat("-> ", finding.advice)});
-  }
-  WriteText(context, table.ToString());
-}
-
 void PrintJson(const Context& context, const std::string& root, const std::vector<Finding>& findings,
                bool ok) {
   google::protobuf::Struct result;
@@ -125,7 +137,7 @@ void PrintJson(const Context& context, const std::string& root, const std::vecto
   auto& list = *fields["findings"].mutable_list_value();
   for (const Finding& finding : findings) {
     auto& entry = *list.add_values()->mutable_struct_value()->mutable_fields();
-    entry["verdict"] = JsonText(Word(finding.verdict));
+    entry["verdict"] = JsonText(WordOf(finding.verdict));
     entry["subject"] = JsonText(finding.subject);
     entry["what"] = JsonText(finding.what);
     entry["advice"] = JsonText(finding.advice);
@@ -158,7 +170,7 @@ absl::StatusOr<ExitCode> Doctor(const Context& context, const std::string& root,
   if (context.json) {
     PrintJson(context, path, findings, ok);
   } else {
-    PrintText(context, path, findings);
+    WriteText(context, FindingsText(path, findings));
   }
   return ok ? kOk : kNotSo;
 }

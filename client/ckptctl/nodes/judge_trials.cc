@@ -67,7 +67,58 @@ Finding Inodes(const std::vector<Fields>& records) {
           "the nodes do not see one directory with one inode number, by which a run knows its root"};
 }
 
-Finding Delay(const std::string& kind, const std::vector<Fields>& records, const TrialSettings& settings) {
+// What the daemons of all nodes are configured for.
+struct Configured {
+  std::vector<std::string> shares, shares_not, unknown;  // Nodes. With `unknown` why.
+  std::map<int64_t, std::vector<std::string>> nodes;     // By milliseconds of visibility.
+  int64_t least_ms() const {
+    return nodes.empty() ? kStaleness / std::chrono::milliseconds(1) : nodes.begin()->first;
+  }
+};
+
+Configured ConfiguredOf(const std::vector<Fields>& daemons, const std::vector<Fields>& no_daemons) {
+  Configured configured;
+  for (const Fields& daemon : daemons) {
+    const std::string node = Text(daemon, 1);
+    (Number(daemon, 2) != 0 ? configured.shares : configured.shares_not).push_back(node);
+    configured.nodes[Number(daemon, 3)].push_back(node);
+  }
+  for (const Fields& none : no_daemons)
+    configured.unknown.push_back(absl::StrCat(Text(none, 1), " (", Text(none, 2), ")"));
+  return configured;
+}
+
+Finding Shared(const Configured& configured) {
+  constexpr char kSubject[] = "shared folder";
+  if (!configured.shares_not.empty())
+    return {Verdict::kFailure, kSubject,
+            absl::StrCat("not in cluster.shared_folders of ", absl::StrJoin(configured.shares_not, ", ")),
+            "name the folder, or one above it, on all nodes, and restart the daemons"};
+  if (configured.nodes.size() > 1) {
+    std::vector<std::string> words;
+    for (const auto& [ms, names] : configured.nodes)
+      words.push_back(absl::StrCat(ms / 1000, " s on ", absl::StrJoin(names, ", ")));
+    return {Verdict::kFailure, kSubject,
+            absl::StrCat("cluster.visibility_seconds is ", absl::StrJoin(words, ", and ")),
+            "set the same on all nodes, and restart the daemons"};
+  }
+  if (!configured.unknown.empty())
+    return {Verdict::kWarning, kSubject,
+            absl::StrCat("not known whether it is one on ", absl::StrJoin(configured.unknown, ", ")),
+            "run this again as root where the daemons run"};
+  return {Verdict::kOk, kSubject, "in cluster.shared_folders of all nodes", ""};
+}
+
+// The daemons can be told to wait longer, within bounds.
+std::string AdviceForDelay(int64_t us) {
+  constexpr int64_t kMostSeconds = 30;
+  const int64_t seconds = us * 3 / 2 / 1'000'000 + 1;
+  if (seconds > kMostSeconds) return kCacheForLess;
+  return absl::StrCat(kCacheForLess, ", or set cluster.visibility_seconds: ", seconds, " on all nodes");
+}
+
+Finding Delay(const std::string& kind, const std::vector<Fields>& records, const TrialSettings& settings,
+              int64_t allowed_ms) {
   std::vector<int64_t> delays;
   std::string worst, unseen;
   int64_t most = -1;
@@ -89,10 +140,10 @@ Finding Delay(const std::string& kind, const std::vector<Fields>& records, const
   const std::string what =
       absl::StrCat("seen after at most ", Milliseconds(most), " (", worst, "), half of ", delays.size(),
                    " times within ", Milliseconds(delays[delays.size() / 2]));
-  const int64_t allowed = settings.allowed / std::chrono::microseconds(1);
+  const int64_t allowed = allowed_ms * 1000;
   if (most <= allowed) return {Verdict::kOk, kind, what, ""};
   return {Verdict::kFailure, kind, absl::StrCat(what, "; the daemons wait ", Milliseconds(allowed)),
-          kCacheForLess};
+          AdviceForDelay(most)};
 }
 
 Finding AllOk(const std::string& subject, const std::vector<Fields>& records, const std::string& good) {
@@ -167,10 +218,11 @@ std::vector<Finding> JudgeTrials(const Records& records, const TrialSettings& se
     list.push_back(std::move(fields));
   }
   for (auto& [kind, list] : of) std::sort(list.begin(), list.end());
-  std::vector<Finding> findings = {Mounts(of["mount"]), Inodes(of["inode"])};
+  const Configured configured = ConfiguredOf(of["daemon"], of["no daemon"]);
+  std::vector<Finding> findings = {Mounts(of["mount"]), Shared(configured), Inodes(of["inode"])};
   for (auto& [kind, list] : delays) {
     std::sort(list.begin(), list.end());
-    findings.push_back(Delay(kind, list, settings));
+    findings.push_back(Delay(kind, list, settings, configured.least_ms()));
   }
   findings.push_back(
       AllOk("open directory", of["handle"], "stays readable on other nodes when it is renamed"));

@@ -26,13 +26,25 @@ constexpr char kPresent[] = ".here";
 constexpr milliseconds kShortPause(2), kLongPause(20), kBeatEvery(200);
 constexpr int kShortPauses = 500;
 
+// OK also if another node has made it. GlusterFS may tell all nodes that it exists, while none has made it.
+absl::Status MakeMeetingDirectory(NodeFiles& files, const std::string& path) {
+  constexpr int kTries = 10;
+  absl::Status made;
+  for (int i = 0; i < kTries; ++i) {
+    made = files.MakeDir(path);
+    if (ErrnoOf(made) != EEXIST) return made;
+    if (files.Inode(path).ok()) return absl::OkStatus();
+  }
+  return made;
+}
+
 }  // namespace
 
-bool Until(milliseconds patience, const std::function<bool()>& is_done) {
-  const auto deadline = steady_clock::now() + patience;
+bool Until(Clock& clock, milliseconds patience, const std::function<bool()>& is_done) {
+  const Instant deadline = clock.Now() + patience;
   for (int tries = 0;; ++tries) {
     if (is_done()) return true;
-    if (steady_clock::now() >= deadline) return false;
+    if (clock.Now() >= deadline) return false;
     // No event tells of what another node does.
     std::this_thread::sleep_for(tries < kShortPauses ? kShortPause : kLongPause);
   }
@@ -42,8 +54,8 @@ absl::StatusOr<std::unique_ptr<Meeting>> Meeting::Enter(NodeFiles* files, Option
   std::unique_ptr<Meeting> meeting(new Meeting(files, std::move(options)));
   std::random_device random;
   meeting->nonce_ = absl::StrCat(absl::Hex(random(), absl::kZeroPad8), absl::Hex(random(), absl::kZeroPad8));
-  const absl::Status made = files->MakeDir(meeting->Directory());
-  if (!made.ok() && ErrnoOf(made) != EEXIST) return Annotate(made, "writing into the root");
+  CKPTD_RETURN_IF_ERROR(
+      Annotate(MakeMeetingDirectory(*files, meeting->Directory()), "writing into the root"));
   CKPTD_RETURN_IF_ERROR(meeting->Gather());
   return meeting;
 }
@@ -84,7 +96,7 @@ absl::Status Meeting::Gather() {
     }
     return living.size() >= static_cast<size_t>(options_.nodes);
   };
-  const bool complete = Until(options_.patience, look);
+  const bool complete = Until(SystemClock(), options_.patience, look);
   CKPTD_RETURN_IF_ERROR(failed);
   std::vector<std::string> nonces;
   for (const auto& [node, nonce] : living) {
@@ -118,9 +130,9 @@ absl::Status Meeting::Gather() {
         failed = Beat();
         beat_at = steady_clock::now() + kBeatEvery;
       }
-      return !failed.ok() || files_->Read(Path(absl::StrCat("met.", node))).ok();
+      return !failed.ok() || ReadNow(absl::StrCat("met.", node)).ok();
     };
-    if (!Until(options_.patience, met))
+    if (!Until(SystemClock(), options_.patience, met))
       return MakeError(absl::StatusCode::kDeadlineExceeded, "NODES_MISSING",
                        absl::StrCat("node ", node, " has come and has not seen ", self(), " after ",
                                     options_.patience / std::chrono::seconds(1), " s"));
@@ -135,13 +147,18 @@ absl::Status Meeting::Say(const std::string& what, const std::string& text) {
   return files_->Rename(absl::StrCat(path, ".new"), path);
 }
 
+absl::StatusOr<std::string> Meeting::ReadNow(const std::string& name) {
+  files_->AskForNames(Directory());
+  return files_->Read(Path(name));
+}
+
 absl::StatusOr<std::string> Meeting::Hear(const std::string& node, const std::string& what) {
   absl::StatusOr<std::string> heard;
   const auto is_there = [&] {
-    heard = files_->Read(Path(absl::StrCat(what, ".", node)));
+    heard = ReadNow(absl::StrCat(what, ".", node));
     return heard.ok() && absl::EndsWith(*heard, "\n");
   };
-  if (Until(options_.patience, is_there)) return heard->substr(0, heard->size() - 1);
+  if (Until(SystemClock(), options_.patience, is_there)) return heard->substr(0, heard->size() - 1);
   return MakeError(absl::StatusCode::kDeadlineExceeded, "NODES_MISSING",
                    absl::StrCat("node ", node, " has not said \"", what, "\" after ",
                                 options_.patience / std::chrono::seconds(1),

@@ -13,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/ckptctl/nodes/node_files.h"
+#include "storage/base/clock.h"
 
 namespace ckptd::ctl {
 
@@ -37,6 +38,7 @@ class Meeting {
   const std::string& self() const { return options_.name; }
   bool IsFirst() const { return nodes_.front() == self(); }
 
+  std::string Directory() const;
   // The path of a file of this meeting.
   std::string Path(const std::string& name) const;
 
@@ -58,9 +60,10 @@ class Meeting {
   Meeting(NodeFiles* files, Options options) : files_(files), options_(std::move(options)) {}
 
   absl::Status Gather();
-  absl::Status
-  Beat();  // Shows the others that this process lives: what a killed one has left stays as it is.
-  std::string Directory() const;
+  // Shows the others that this process lives: what a killed one has left stays as it is.
+  absl::Status Beat();
+  // What is at Path(name), however long this node's client of the file system keeps names.
+  absl::StatusOr<std::string> ReadNow(const std::string& name);
 
   NodeFiles* const files_;
   const Options options_;
@@ -70,8 +73,8 @@ class Meeting {
   std::string session_;  // Tells this meeting from an earlier one.
 };
 
-// Calls `is_done` until it returns true, at first often. False: not in time.
-bool Until(std::chrono::milliseconds patience, const std::function<bool()>& is_done);
+// Calls `is_done` until it returns true, at first often. False: not in time, by `clock`.
+bool Until(Clock& clock, std::chrono::milliseconds patience, const std::function<bool()>& is_done);
 
 }  // namespace ckptd::ctl
 #endif  // CKPTD_CLIENT_CKPTCTL_NODES_MEETING_H_

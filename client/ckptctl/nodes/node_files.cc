@@ -94,6 +94,11 @@ absl::StatusOr<uint64_t> NodeFiles::Inode(const std::string& path) {
   return found.st_ino;
 }
 
+void NodeFiles::AskForNames(const std::string& directory) {
+  struct statx ignored {};
+  (void)statx(AT_FDCWD, directory.c_str(), AT_STATX_FORCE_SYNC, STATX_BASIC_STATS, &ignored);
+}
+
 std::vector<std::string> NodeFiles::List(const std::string& path) {
   std::vector<std::string> names;
   std::error_code error;

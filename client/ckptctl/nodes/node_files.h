@@ -27,6 +27,9 @@ class NodeFiles {
   virtual absl::StatusOr<std::string> Read(const std::string& path);
   virtual absl::StatusOr<int64_t> Size(const std::string& path);
   virtual absl::StatusOr<uint64_t> Inode(const std::string& path);
+  // Has the client of a network file system ask its server for a directory, of which it may keep names, and which names
+  // are missing, for half a minute. So do the daemons. Best effort.
+  virtual void AskForNames(const std::string& directory);
   virtual std::vector<std::string> List(const std::string& path);
   virtual absl::StatusOr<UniqueFd> OpenDir(const std::string& path);
   virtual absl::StatusOr<std::string> ReadIn(const UniqueFd& directory, const std::string& name);

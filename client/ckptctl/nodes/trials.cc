@@ -23,12 +23,6 @@ constexpr char kNewBytes[] = "new, and more than before";
 constexpr size_t kPageBytes = 4096;
 constexpr char kLastPage = 'Z';
 
-int64_t NowUs() {
-  return std::chrono::duration_cast<std::chrono::microseconds>(
-             std::chrono::system_clock::now().time_since_epoch())
-      .count();
-}
-
 std::string Word(const absl::Status& status) {
   if (status.ok()) return "ok";
   return ReasonOf(status).empty() ? std::string(status.message()) : ReasonOf(status);
@@ -42,13 +36,13 @@ std::string Record(const Fields&... fields) {
 // One node's part in the trials.
 class Trials {
  public:
-  Trials(NodeFiles* files, Meeting* meeting, const TrialSettings& settings)
-      : files_(*files), meeting_(*meeting), settings_(settings) {}
+  Trials(NodeFiles* files, Meeting* meeting, Clock* clock, const TrialSettings& settings)
+      : files_(*files), meeting_(*meeting), clock_(*clock), settings_(settings) {}
 
-  absl::StatusOr<Records> Run(const std::string& root, const Mount& mount) {
+  absl::StatusOr<Records> Run(const std::string& root, const NodeFacts& facts) {
     const absl::StatusOr<uint64_t> inode = files_.Inode(root);
     Note("inode", meeting_.self(), inode.ok() ? absl::StrCat(*inode) : Word(inode.status()));
-    Note("mount", meeting_.self(), mount.type, mount.source, CachingOptions(mount), IsLocal(mount) ? 1 : 0);
+    NoteFacts(facts);
     CKPTD_RETURN_IF_ERROR(TryRenames());
     for (const std::string& writer : meeting_.nodes()) {
       const bool writes = writer == meeting_.self();
@@ -87,6 +81,22 @@ class Trials {
     records_.push_back(Record(fields...));
   }
 
+  void NoteFacts(const NodeFacts& facts) {
+    const Mount& mount = facts.mount;
+    Note("mount", meeting_.self(), mount.type, mount.source, CachingOptions(mount), IsLocal(mount) ? 1 : 0);
+    if (!facts.daemon) return Note("no daemon", meeting_.self(), facts.no_daemon);
+    Note("daemon", meeting_.self(), facts.daemon->shares ? 1 : 0,
+         facts.daemon->visibility / std::chrono::milliseconds(1));
+  }
+
+  // Whether it was so before the time of a measurement was over. Looks as the daemons do, which ask for names anew.
+  bool Look(const std::function<bool()>& is_so) {
+    return Until(clock_, settings_.look, [&] {
+      files_.AskForNames(meeting_.Directory());
+      return is_so();
+    });
+  }
+
   // On this node alone.
   absl::Status TryRenames() {
     const std::string base = meeting_.Path(meeting_.self());
@@ -114,19 +124,19 @@ class Trials {
     CKPTD_RETURN_IF_ERROR(meeting_.Say(absl::StrCat("ready.", name)));
     CKPTD_RETURN_IF_ERROR(meeting_.HearAll(absl::StrCat("primed.", name)).status());
     std::map<std::string, Change> changes;
-    int64_t begun_us = NowUs();
+    int64_t begun_us = clock_.UnixMicros();
     CKPTD_RETURN_IF_ERROR(files_.Rename(path + ".hidden", path + ".name"));
-    changes["names"] = {begun_us, NowUs()};
-    begun_us = NowUs();
-    CKPTD_RETURN_IF_ERROR(files_.Overwrite(path + ".old", kNewBytes));
-    changes["sizes"] = changes["bytes"] = {begun_us, NowUs()};
-    begun_us = NowUs();
+    changes["names"] = {begun_us, clock_.UnixMicros()};
+    begun_us = clock_.UnixMicros();
     CKPTD_RETURN_IF_ERROR(files_.Rename(path + ".dir", path + ".tag"));
-    changes["renamed directories"] = {begun_us, NowUs()};
+    changes["renamed directories"] = {begun_us, clock_.UnixMicros()};
+    begun_us = clock_.UnixMicros();
+    CKPTD_RETURN_IF_ERROR(files_.Overwrite(path + ".old", kNewBytes));
+    changes["sizes"] = changes["bytes"] = {begun_us, clock_.UnixMicros()};
     for (const std::string& node : meeting_.nodes()) {
       if (node == meeting_.self()) continue;
       CKPTD_ASSIGN_OR_RETURN(const std::string saw, meeting_.Hear(node, absl::StrCat("saw.", name)));
-      CKPTD_RETURN_IF_ERROR(Take(node, saw, NowUs(), changes));
+      CKPTD_RETURN_IF_ERROR(Take(node, saw, clock_.UnixMicros(), changes));
     }
     return absl::OkStatus();
   }
@@ -174,7 +184,7 @@ class Trials {
     const std::string path = meeting_.Path(name);
     CKPTD_RETURN_IF_ERROR(meeting_.Hear(writer, absl::StrCat("ready.", name)).status());
     const auto made = [&] { return files_.Read(path + ".dir/file").ok() && files_.Read(path + ".old").ok(); };
-    if (!Until(settings_.look, made))
+    if (!Look(made))
       return MakeError(absl::StatusCode::kDeadlineExceeded, "NODES_MISSING",
                        absl::StrCat("files that node ", writer, " has made and synced are not there after ",
                                     settings_.look / std::chrono::seconds(1), " s"));
@@ -191,10 +201,10 @@ class Trials {
     looks["sizes"] = {0, [&] { return files_.Size(path + ".old").value_or(-1) == new_size; }};
     looks["bytes"] = {0, [&] { return files_.Read(path + ".old").value_or("") == kNewBytes; }};
     looks["renamed directories"] = {0, [&] { return files_.Size(path + ".tag/file").ok(); }};
-    Until(settings_.look, [&] {
+    Look([&] {
       bool all = true;
       for (auto& [kind, look] : looks) {
-        if (look.first == 0 && look.second()) look.first = NowUs();
+        if (look.first == 0 && look.second()) look.first = clock_.UnixMicros();
         all = all && look.first != 0;
       }
       return all;
@@ -203,7 +213,7 @@ class Trials {
     const std::string handle = !through.ok()           ? Word(through.status())
                                : *through == kOldBytes ? "ok"
                                                        : "other bytes";
-    std::string saw = Record(NowUs(), handle);
+    std::string saw = Record(clock_.UnixMicros(), handle);
     for (const auto& [kind, look] : looks) absl::StrAppend(&saw, "\t", look.first);
     return meeting_.Say(absl::StrCat("saw.", name), saw);
   }
@@ -226,10 +236,10 @@ class Trials {
   absl::Status ReadReplaced(const std::string& writer) {
     const std::string path = meeting_.Path(absl::StrCat(writer, ".page"));
     CKPTD_RETURN_IF_ERROR(meeting_.Hear(writer, absl::StrCat("page.", writer)).status());
-    Until(settings_.look, [&] { return files_.Read(path).ok(); });
+    Look([&] { return files_.Read(path).ok(); });
     CKPTD_RETURN_IF_ERROR(meeting_.Say(absl::StrCat("reads.", writer)));
     int64_t reads = 0, missing = 0, stale = 0, torn = 0;
-    Until(settings_.look, [&] {
+    Look([&] {
       const absl::StatusOr<std::string> page = files_.Read(path);
       ++reads;
       if (!page.ok()) {
@@ -249,8 +259,13 @@ class Trials {
 
   absl::Status Race(int race) {
     const std::string path = meeting_.Path(absl::StrCat("race.", race));
-    if (meeting_.IsFirst()) CKPTD_RETURN_IF_ERROR(files_.Write(path, kOldBytes));
-    Until(settings_.look, [&] { return files_.Size(path).ok(); });
+    if (meeting_.IsFirst()) {
+      // Not made under this name: others look for it already, and GlusterFS then sometimes answers EEXIST.
+      const std::string made = absl::StrCat(path, ".", meeting_.self(), ".new");
+      CKPTD_RETURN_IF_ERROR(files_.Write(made, kOldBytes));
+      CKPTD_RETURN_IF_ERROR(files_.Rename(made, path));
+    }
+    Look([&] { return files_.Size(path).ok(); });
     CKPTD_RETURN_IF_ERROR(meeting_.Exchange(absl::StrCat("at-race.", race)).status());
     const absl::Status renamed = files_.Rename(path, absl::StrCat(path, ".", meeting_.self()));
     Note("race", race, meeting_.self(), Word(renamed));
@@ -259,6 +274,7 @@ class Trials {
 
   NodeFiles& files_;
   Meeting& meeting_;
+  Clock& clock_;
   const TrialSettings& settings_;
   Records records_;
   std::map<std::string, Reader> readers_;
@@ -266,9 +282,10 @@ class Trials {
 
 }  // namespace
 
-absl::StatusOr<Records> RunTrials(NodeFiles* files, Meeting* meeting, const TrialSettings& settings,
-                                  const std::string& root, const Mount& mount) {
-  return Trials(files, meeting, settings).Run(root, mount);
+absl::StatusOr<Records> RunTrials(NodeFiles* files, Meeting* meeting, Clock* clock,
+                                  const TrialSettings& settings, const std::string& root,
+                                  const NodeFacts& facts) {
+  return Trials(files, meeting, clock, settings).Run(root, facts);
 }
 
 }  // namespace ckptd::ctl

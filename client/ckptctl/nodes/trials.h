@@ -3,6 +3,7 @@
 #define CKPTD_CLIENT_CKPTCTL_NODES_TRIALS_H_
 
 #include <chrono>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,19 +19,32 @@
 namespace ckptd::ctl {
 
 struct TrialSettings {
-  int rounds = 5;                 // How often each delay is measured, from each node to each other one.
-  int races = 5;                  // How often all nodes rename one file at once.
-  int replacements = 100;         // How often a file is replaced while the other nodes read it.
-  Duration allowed = kStaleness;  // For which the daemons wait.
+  int rounds = 5;          // How often each delay is measured, from each node to each other one.
+  int races = 5;           // How often all nodes rename one file at once.
+  int replacements = 100;  // How often a file is replaced while the other nodes read it.
   std::chrono::milliseconds look = std::chrono::seconds(30);  // How long a delay is measured.
+};
+
+// What is known of one node beside the trials.
+struct NodeFacts {
+  Mount mount;
+  // Of the configuration of its daemon. Unset: it did not tell, because of `no_daemon`.
+  struct Daemon {
+    bool shares = false;               // The root is in one of its shared folders.
+    Duration visibility = kStaleness;  // For how long it looks again at what seems missing.
+  };
+  std::optional<Daemon> daemon;
+  std::string no_daemon;
 };
 
 // What one node has found, a line each; fields are separated by tabs.
 using Records = std::vector<std::string>;
 
-// Takes part in all trials. All nodes call it at the same time with the same settings.
-absl::StatusOr<Records> RunTrials(NodeFiles* files, Meeting* meeting, const TrialSettings& settings,
-                                  const std::string& root, const Mount& mount);
+// Takes part in all trials. All nodes call it at the same time with the same settings. `clock` measures the
+// delays, and how long they are measured.
+absl::StatusOr<Records> RunTrials(NodeFiles* files, Meeting* meeting, Clock* clock,
+                                  const TrialSettings& settings, const std::string& root,
+                                  const NodeFacts& facts);
 
 // What the records of all nodes say; the same on all of them.
 std::vector<Finding> JudgeTrials(const Records& records, const TrialSettings& settings);

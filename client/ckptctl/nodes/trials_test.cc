@@ -1,4 +1,5 @@
-// Two or three nodes, each a thread, on one local folder; some of them on files that break one property.
+// Two or three nodes, each a thread, on one local folder; some of them on files that break one property. Delays
+// are measured on a clock that only such files move: how busy the machine is changes nothing.
 #include "client/ckptctl/nodes/trials.h"
 
 #include <gmock/gmock.h>
@@ -9,47 +10,54 @@
 #include <fstream>
 #include <map>
 #include <memory>
+#include <optional>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
+#include "absl/time/time.h"
 #include "client/ckptctl/nodes/meeting.h"
+#include "storage/base/clock.h"
 #include "storage/base/errors.h"
+#include "tests/testing/fake_clock.h"
 
 namespace ckptd::ctl {
 namespace {
 
 using std::chrono::milliseconds;
-using std::chrono::steady_clock;
 using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-const Mount kMount{"nfs4", "server:/export", "rw,actimeo=3"};
-
 // Whether a trial, and not the nodes' conversation, uses the path.
 bool IsOfTrial(const std::string& path, const char* suffix) { return absl::EndsWith(path, suffix); }
 
-// Shows the size and the bytes of overwritten files as they were, for some time.
+// Shows the bytes of overwritten files as they were, for some time. Each look at them but the first takes 10 ms.
 class StaleFiles : public NodeFiles {
  public:
-  explicit StaleFiles(milliseconds delay) : delay_(delay) {}
+  StaleFiles(FakeClock* clock, milliseconds delay) : clock_(*clock), delay_(delay) {}
   absl::StatusOr<std::string> Read(const std::string& path) override {
     absl::StatusOr<std::string> now = NodeFiles::Read(path);
     if (!now.ok() || !IsOfTrial(path, ".old")) return now;
     const auto [first, is_new] = first_.try_emplace(path, *now);
     if (first->second == *now) return now;
-    const auto since = changed_.try_emplace(path, steady_clock::now()).first->second;
-    return steady_clock::now() - since < delay_ ? first->second : now;
+    const auto [since, has_just_changed] = changed_.try_emplace(path, clock_.Now());
+    if (clock_.Now() - since->second >= delay_) return now;
+    if (!has_just_changed) clock_.Advance(milliseconds(10));
+    return first->second;
   }
 
  private:
+  FakeClock& clock_;
   const milliseconds delay_;
   std::map<std::string, std::string> first_;
-  std::map<std::string, steady_clock::time_point> changed_;
+  std::map<std::string, Instant> changed_;
 };
 
 // Loses the directory that a handle is open for when it is renamed.
@@ -62,35 +70,88 @@ class LosesHandles : public NodeFiles {
   }
 };
 
-// Says that a rename has succeeded when another node's has.
+// Says that a rename has succeeded which another node is to make.
 class LiesAboutRenames : public NodeFiles {
  public:
   absl::Status Rename(const std::string& from, const std::string& to) override {
-    const absl::Status renamed = NodeFiles::Rename(from, to);
-    return absl::StrContains(from, ".race.") ? absl::OkStatus() : renamed;
+    return absl::StrContains(from, ".race.") ? absl::OkStatus() : NodeFiles::Rename(from, to);
   }
 };
 
-// Replaces a file by removing it first.
+// Tells when a page has been missing.
+class NoticesMissingPages : public NodeFiles {
+ public:
+  absl::StatusOr<std::string> Read(const std::string& path) override {
+    absl::StatusOr<std::string> page = NodeFiles::Read(path);
+    if (!page.ok() && IsOfTrial(path, ".page") && !missing_.HasBeenNotified()) missing_.Notify();
+    return page;
+  }
+  void AwaitMissing() { EXPECT_TRUE(missing_.WaitForNotificationWithTimeout(absl::Seconds(60))); }
+
+ private:
+  absl::Notification missing_;
+};
+
+// Replaces a file by removing it first, and is so slow that the other node misses it.
 class ReplacesInTwoSteps : public NodeFiles {
  public:
+  explicit ReplacesInTwoSteps(NoticesMissingPages* other) : other_(*other) {}
   absl::Status Rename(const std::string& from, const std::string& to) override {
     if (IsOfTrial(to, ".page")) {
       std::filesystem::remove(to);
-      std::this_thread::sleep_for(milliseconds(2));
+      other_.AwaitMissing();
     }
     return NodeFiles::Rename(from, to);
   }
+
+ private:
+  NoticesMissingPages& other_;
 };
 
-// Shows a part of one version and a part of the next one, but for the last one.
+// Shows a part of one version and a part of the next one when a file is read for the second time: the first time
+// is before it is replaced.
 class MixesVersions : public NodeFiles {
  public:
   absl::StatusOr<std::string> Read(const std::string& path) override {
     absl::StatusOr<std::string> page = NodeFiles::Read(path);
-    if (page.ok() && IsOfTrial(path, ".page") && !page->empty() && page->front() != 'Z') page->back() = '?';
+    if (page.ok() && IsOfTrial(path, ".page") && ++reads_ == 2) page->back() = '?';
     return page;
   }
+
+ private:
+  int reads_ = 0;
+};
+
+// Does not look again for what was missing, unless it is told to ask: so does NFS, for half a minute.
+class KeepsMissingNames : public NodeFiles {
+ public:
+  absl::StatusOr<std::string> Read(const std::string& path) override {
+    if (missing_.contains(path)) return ErrnoError(ENOENT, "reading");
+    absl::StatusOr<std::string> read = NodeFiles::Read(path);
+    if (!read.ok()) missing_.insert(path);
+    return read;
+  }
+  absl::StatusOr<int64_t> Size(const std::string& path) override {
+    if (missing_.contains(path)) return ErrnoError(ENOENT, "looking");
+    absl::StatusOr<int64_t> size = NodeFiles::Size(path);
+    if (!size.ok()) missing_.insert(path);
+    return size;
+  }
+  void AskForNames(const std::string&) override { missing_.clear(); }
+
+ private:
+  std::set<std::string> missing_;
+};
+
+// Tells each node at first that another one has made a directory, as GlusterFS may when two make it at once.
+class WithdrawsADirectory : public NodeFiles {
+ public:
+  absl::Status MakeDir(const std::string& path) override {
+    return std::exchange(first_, false) ? ErrnoError(EEXIST, "making") : NodeFiles::MakeDir(path);
+  }
+
+ private:
+  bool first_ = true;
 };
 
 class OtherInode : public NodeFiles {
@@ -106,26 +167,31 @@ class TrialsTest : public ::testing::Test {
     std::filesystem::remove_all(root_);
     std::filesystem::create_directory(root_);
     settings_.rounds = 2;
-    settings_.allowed = milliseconds(500);
+    facts_.mount = {"nfs4", "server:/export", "rw,actimeo=3"};
+    facts_.daemon = {true, milliseconds(500)};
     settings_.look = milliseconds(5000);
   }
   ~TrialsTest() override { std::filesystem::remove_all(root_); }
 
   absl::StatusOr<Records> TakePart(NodeFiles* files, const std::string& name, int nodes) {
     absl::StatusOr<std::unique_ptr<Meeting>> meeting =
-        Meeting::Enter(files, {root_, name, nodes, std::chrono::seconds(20)});
+        Meeting::Enter(files, {root_, name, nodes, std::chrono::seconds(60)});
     if (!meeting.ok()) return meeting.status();
-    absl::StatusOr<Records> records = RunTrials(files, meeting->get(), settings_, root_, kMount);
+    const NodeFacts& facts = name == "gpu2" && facts_of_second_ ? *facts_of_second_ : facts_;
+    absl::StatusOr<Records> records = RunTrials(files, meeting->get(), &clock_, settings_, root_, facts);
     if (records.ok()) (*meeting)->Leave();
     return records;
   }
 
-  // What both nodes find; the files of the second one are `files`.
-  std::vector<Finding> Examine(NodeFiles* files) {
-    absl::StatusOr<Records> first, second;
+  // What both nodes find.
+  std::vector<Finding> Examine(NodeFiles* files_of_second) {
     NodeFiles honest;
-    std::thread other([&] { second = TakePart(files, "gpu2", 2); });
-    first = TakePart(&honest, "gpu1", 2);
+    return Examine(&honest, files_of_second);
+  }
+  std::vector<Finding> Examine(NodeFiles* files_of_first, NodeFiles* files_of_second) {
+    absl::StatusOr<Records> first, second;
+    std::thread other([&] { second = TakePart(files_of_second, "gpu2", 2); });
+    first = TakePart(files_of_first, "gpu1", 2);
     other.join();
     EXPECT_TRUE(first.ok() && second.ok()) << first.status() << second.status();
     if (!first.ok() || !second.ok()) return {};
@@ -154,6 +220,9 @@ class TrialsTest : public ::testing::Test {
 
   std::filesystem::path root_;
   TrialSettings settings_;
+  NodeFacts facts_;
+  std::optional<NodeFacts> facts_of_second_;  // Unset: the same.
+  FakeClock clock_;
 };
 
 TEST_F(TrialsTest, FindsNothingWrongWithALocalFolder) {
@@ -166,25 +235,51 @@ TEST_F(TrialsTest, FindsNothingWrongWithALocalFolder) {
 }
 
 TEST_F(TrialsTest, NamesBytesThatAreSeenTooLateAndMeasuresHowLate) {
-  StaleFiles files(milliseconds(900));
+  StaleFiles files(&clock_, milliseconds(900));
   const std::vector<Finding> findings = Examine(&files);
   EXPECT_THAT(With(Verdict::kFailure, findings), ElementsAre("bytes"));
   for (const Finding& each : findings) {
     if (each.subject != "bytes") continue;
+    EXPECT_THAT(each.what, HasSubstr("900.0 ms"));
     EXPECT_THAT(each.what, HasSubstr("from gpu1 to gpu2"));
     EXPECT_THAT(each.what, HasSubstr("the daemons wait 500.0 ms"));
     EXPECT_THAT(each.advice, HasSubstr("actimeo"));
+    EXPECT_THAT(each.advice, HasSubstr("set cluster.visibility_seconds: 2 on all nodes"));
   }
 }
 
 TEST_F(TrialsTest, AcceptsADelayThatTheDaemonsWaitFor) {
-  StaleFiles files(milliseconds(100));
-  settings_.allowed = std::chrono::seconds(5);
+  StaleFiles files(&clock_, milliseconds(100));
+  facts_.daemon->visibility = std::chrono::seconds(5);
   EXPECT_THAT(With(Verdict::kFailure, Examine(&files)), IsEmpty());
 }
 
+TEST_F(TrialsTest, NamesTheNodeWhoseDaemonDoesNotShareTheFolder) {
+  NodeFiles files;
+  facts_of_second_ = facts_;
+  facts_of_second_->daemon->shares = false;
+  const std::vector<Finding> findings = Examine(&files);
+  EXPECT_THAT(With(Verdict::kFailure, findings), ElementsAre("shared folder"));
+  EXPECT_THAT(Lines(findings), Contains(HasSubstr("shared folder: not in cluster.shared_folders of gpu2")));
+}
+
+TEST_F(TrialsTest, NamesDaemonsThatWaitForDifferentTimesAndJudgesByTheShortest) {
+  StaleFiles files(&clock_, milliseconds(900));
+  facts_of_second_ = facts_;
+  facts_of_second_->daemon->visibility = std::chrono::seconds(5);
+  EXPECT_THAT(With(Verdict::kFailure, Examine(&files)), ElementsAre("shared folder", "bytes"));
+}
+
+TEST_F(TrialsTest, WarnsWhereNoDaemonTellsWhetherTheFolderIsShared) {
+  NodeFiles files;
+  facts_of_second_ = NodeFacts{facts_.mount, std::nullopt, "no daemon answers"};
+  const std::vector<Finding> findings = Examine(&files);
+  EXPECT_THAT(With(Verdict::kWarning, findings), ElementsAre("shared folder"));
+  EXPECT_THAT(Lines(findings), Contains(HasSubstr("gpu2 (no daemon answers)")));
+}
+
 TEST_F(TrialsTest, NamesBytesThatAreNeverSeen) {
-  StaleFiles files(std::chrono::hours(1));
+  StaleFiles files(&clock_, std::chrono::hours(1));
   settings_.look = milliseconds(300);
   const std::vector<Finding> findings = Examine(&files);
   EXPECT_THAT(With(Verdict::kFailure, findings), ElementsAre("bytes"));
@@ -202,8 +297,9 @@ TEST_F(TrialsTest, NamesRenamesOfWhichTwoSucceed) {
 }
 
 TEST_F(TrialsTest, WarnsOfAFileThatIsMissingWhileItIsReplaced) {
-  ReplacesInTwoSteps files;
-  const std::vector<Finding> findings = Examine(&files);
+  NoticesMissingPages notices;
+  ReplacesInTwoSteps files(&notices);
+  const std::vector<Finding> findings = Examine(&notices, &files);
   EXPECT_THAT(With(Verdict::kWarning, findings), ElementsAre("replaced file"));
   EXPECT_THAT(With(Verdict::kFailure, findings), IsEmpty());
 }
@@ -248,6 +344,16 @@ TEST_F(TrialsTest, MeetingIgnoresWhatAKilledNodeHasLeft) {
   std::ofstream(root_ / kMeetingDirectory / "gpu7.here") << "0123 5";
   NodeFiles files;
   EXPECT_THAT(With(Verdict::kFailure, Examine(&files)), IsEmpty());
+}
+
+TEST_F(TrialsTest, NodesHearEachOtherHoweverLongAClientKeepsMissingNames) {
+  KeepsMissingNames first, second;
+  EXPECT_THAT(With(Verdict::kFailure, Examine(&first, &second)), IsEmpty());
+}
+
+TEST_F(TrialsTest, NodesMeetAlthoughAllAreToldThatTheDirectoryExists) {
+  WithdrawsADirectory first, second;
+  EXPECT_THAT(With(Verdict::kFailure, Examine(&first, &second)), IsEmpty());
 }
 
 TEST_F(TrialsTest, WaitNamesTheNodeThatHasEnded) {

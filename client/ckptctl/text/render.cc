@@ -56,6 +56,14 @@ std::string UploadText(const v1::Checkpoint& checkpoint, int64_t now_us) {
                       "; next try ", seconds > 0 ? absl::StrCat("in ", HumanSeconds(seconds)) : "now");
 }
 
+// What ranks that resume wait for.
+std::string FetchText(const v1::BucketFetch& fetch) {
+  if (fetch.tag().empty()) return "resume waits for the bucket to say which checkpoints it has";
+  return absl::StrCat("resume waits for ", fetch.tag(),
+                      " from the bucket: ", HumanBytes(fetch.fetched_bytes()), " of ",
+                      HumanBytes(fetch.size_bytes()));
+}
+
 std::string Time(const google::protobuf::Timestamp& time) { return LocalTime(UnixMicros(time)); }
 
 std::string Metrics(const v1::Checkpoint& checkpoint) {
@@ -164,6 +172,7 @@ std::string RenderRun(const v1::Run& run, int64_t now_us) {
     AddLine(&text, "uploads",
             absl::StrCat(run.uploads().policy().url(), ": ", run.uploads().kept(), " there, ",
                          run.uploads().waiting_size(), " waiting"));
+    if (run.uploads().has_fetching()) AddLine(&text, "", FetchText(run.uploads().fetching()));
     for (const v1::Checkpoint& waiting : run.uploads().waiting())
       AddLine(&text, "", absl::StrCat(waiting.tag(), ": ", UploadText(waiting, now_us)));
   }

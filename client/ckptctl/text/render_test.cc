@@ -145,6 +145,20 @@ TEST(RenderStatusSummary, CountsTheNodesAndShowsWhatSavesWaitFor) {
                         "  /shared/a/step_7  gpu18\n"));
 }
 
+TEST(RenderStatus, SaysThatAResumeWaitsForTheBucketAndHowFarThatIs) {
+  v1::Status status;
+  v1::Run& run = *status.add_runs();
+  run.set_path("/ckpts");
+  run.mutable_uploads()->mutable_policy()->set_url("s3://bucket/run");
+  v1::BucketFetch& fetch = *run.mutable_uploads()->mutable_fetching();
+  EXPECT_THAT(RenderStatus(status, 0), HasSubstr("resume waits for the bucket to say"));
+  fetch.set_tag("step_12");
+  fetch.set_size_bytes(int64_t{8} << 30);
+  fetch.set_fetched_bytes(int64_t{3} << 30);
+  EXPECT_THAT(RenderStatus(status, 0),
+              HasSubstr("resume waits for step_12 from the bucket: 3.0 GiB of 8.0 GiB"));
+}
+
 TEST(RenderStatus, SaysNoRunsForAnEmptyDaemon) {
   EXPECT_THAT(RenderStatus(v1::Status(), kNowUs), HasSubstr("no runs\n"));
 }

@@ -1,11 +1,14 @@
 #include "client/cpp/memory/mapping.h"
 
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -129,6 +132,29 @@ absl::StatusOr<std::vector<std::span<std::byte>>> Locate(const Segments& segment
                                               left, " bytes"));
   }
   return spans;
+}
+
+bool ArePresent(std::span<const std::byte> bytes) {
+  constexpr uint64_t kPresent = uint64_t{1} << 63;  // Of an entry in /proc/self/pagemap.
+  constexpr size_t kEntries = 1 << 13;              // In one read.
+  const UniqueFd table(open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC));
+  if (!table) return false;
+  const auto page_bytes = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+  const auto begin = reinterpret_cast<uint64_t>(bytes.data());
+  const uint64_t end = (begin + bytes.size() + page_bytes - 1) / page_bytes;
+  std::vector<uint64_t> entries(kEntries);
+  for (uint64_t page = begin / page_bytes; page < end;) {
+    const size_t count = std::min<uint64_t>(kEntries, end - page);
+    const ssize_t got = pread(table.get(), entries.data(), count * sizeof(uint64_t),
+                              static_cast<off_t>(page * sizeof(uint64_t)));
+    if (got < static_cast<ssize_t>(sizeof(uint64_t))) return false;
+    const size_t read = static_cast<size_t>(got) / sizeof(uint64_t);
+    for (size_t i = 0; i < read; ++i) {
+      if ((entries[i] & kPresent) == 0) return false;
+    }
+    page += read;
+  }
+  return true;
 }
 
 }  // namespace ckptd::client

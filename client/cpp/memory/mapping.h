@@ -2,6 +2,7 @@
 #ifndef CKPTD_CLIENT_CPP_MEMORY_MAPPING_H_
 #define CKPTD_CLIENT_CPP_MEMORY_MAPPING_H_
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -30,11 +31,22 @@ class Mapping {
 
   std::span<std::byte> bytes() const { return {data_, size_}; }
 
+  // The number of the part that the segment was lent for last: its bytes are that part's. Thread-safe.
+  void LendTo(int64_t part) { borrower_ = part; }
+  int64_t borrower() const { return borrower_; }
+
  private:
   Mapping(std::byte* data, size_t size) : data_(data), size_(size) {}
   std::byte* data_;
   size_t size_;
+  std::atomic<int64_t> borrower_{0};
 };
+
+// True if every page of `bytes` is in this process's page table, as it is after a write. A page is missing
+// after a hole was punched there: the daemon has freed it, and zeros would be read. It is missing, too, if
+// the machine has swapped it out: a save that is reported lost is better than one full of zeros. Ask before
+// reading, which maps a page of zeros.
+bool ArePresent(std::span<const std::byte> bytes);
 
 // A segment's descriptor and its announced size.
 struct SegmentFile {

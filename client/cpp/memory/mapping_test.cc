@@ -55,6 +55,30 @@ TEST(Mapping, IsNotInheritedByAForkedChild) {
   EXPECT_EQ(WEXITSTATUS(status), 0);
 }
 
+TEST(Mapping, KnowsThePagesThatTheOtherSideHasFreed) {
+  UniqueFd fd = Memory(kSegment);
+  const UniqueFd daemon_side(dup(fd.get()));
+  auto mapping = Mapping::Map(std::move(fd), kSegment, /*huge=*/false);
+  ASSERT_TRUE(mapping.ok()) << mapping.status();
+  const std::span<std::byte> bytes = (*mapping)->bytes();
+  std::memset(bytes.data(), 42, bytes.size());
+  EXPECT_TRUE(ArePresent(bytes));
+  ASSERT_EQ(fallocate(daemon_side.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, kSegment - 4096, 4096),
+            0);
+  EXPECT_FALSE(ArePresent(bytes));
+  EXPECT_FALSE(ArePresent(bytes.last(1)));
+  EXPECT_TRUE(ArePresent(bytes.first(bytes.size() - 4096)));
+  EXPECT_TRUE(ArePresent({}));
+}
+
+TEST(Mapping, KnowsWhichPartItWasLentForLast) {
+  auto mapping = Mapping::Map(Memory(kSegment), kSegment, false);
+  ASSERT_TRUE(mapping.ok()) << mapping.status();
+  (*mapping)->LendTo(7);
+  (*mapping)->LendTo(8);
+  EXPECT_EQ((*mapping)->borrower(), 8);
+}
+
 // Makes two segments, each filled with its number.
 std::vector<SegmentFile> TwoSegments() {
   std::vector<SegmentFile> segments;

@@ -75,9 +75,16 @@ absl::StatusOr<Segments> Session::Map(const std::vector<v1::Segment>& segments, 
   return result;
 }
 
-void Session::Forget(const std::vector<int64_t>& ids) {
+Segments Session::Forget(const std::vector<int64_t>& ids) {
+  Segments forgotten;
   MutexLock lock(mutex_);
-  for (const int64_t id : ids) mapped_.erase(id);
+  for (const int64_t id : ids) {
+    auto found = mapped_.find(id);
+    if (found == mapped_.end()) continue;
+    forgotten.push_back(std::move(found->second));
+    mapped_.erase(found);
+  }
+  return forgotten;
 }
 
 }  // namespace ckptd::client

@@ -41,8 +41,8 @@ class Session {
   // The mappings of segments that are lent to this session, in their order. Fetches and maps those that are
   // not mapped yet, with up to `threads` threads.
   absl::StatusOr<Segments> Map(const std::vector<v1::Segment>& segments, int threads, Duration timeout);
-  // Drops the mappings of segments that the daemon will not lend to this session again.
-  void Forget(const std::vector<int64_t>& ids);
+  // Drops the mappings of segments that the daemon will not lend to this session again, and returns them.
+  Segments Forget(const std::vector<int64_t>& ids);
 
  private:
   Session(std::unique_ptr<Handoff> handoff, v1::HelloResponse daemon, const Endpoint& endpoint);

@@ -61,7 +61,7 @@ class SaveCoordinator {
     NodeIdentity node;
     std::string run;                                  // For messages.
     Duration grace = std::chrono::seconds(30);        // For a node to come back.
-    Duration stale_names = std::chrono::seconds(5);   // For how long names in the root may be old.
+    Duration visibility = std::chrono::seconds(5);    // For how long names in the root may be old.
     Duration ended_kept_for = std::chrono::hours(1);  // As OldSaves::Options::kept_for.
   };
   struct Hooks {

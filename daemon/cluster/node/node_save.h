@@ -66,6 +66,7 @@ class NodeSave {
   bool released = false;          // No promise of memory counts any more, and the owner was told so.
   bool refused = false;           // The ledger refuses this node's reports; the coordinator ends the save.
   bool rejection_counts = false;  // Etcd has recorded the rejection or the failure.
+  bool was_known = false;         // Etcd had it in an earlier registration.
   bool lost_prepared = false;     // Another save got the prepared sequence, so this save needs its own.
   std::string vote;               // The value of this node's vote key, if known.
   Backoff backoff;

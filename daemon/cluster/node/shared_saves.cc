@@ -104,9 +104,13 @@ NodeSave* SharedSaves::Find(const SaveName& name) {
 
 // ---- calls of the owner
 
-void SharedSaves::Begin(const SaveName& name, Instant admission_deadline, std::vector<int> ranks) {
+void SharedSaves::Begin(const SaveName& name, Instant admission_deadline, std::vector<int> ranks,
+                        bool was_known) {
   const auto [part, is_new] = parts_.try_emplace(name, admission_deadline, std::move(ranks));
-  if (is_new) return Ask(name);
+  if (is_new) {
+    part->second.was_known = was_known;
+    return Ask(name);
+  }
   if (part->second.given_up && part->second.released) RepeatFailure(name, *part->second.given_up);
 }
 
@@ -121,7 +125,7 @@ void SharedSaves::RepeatFailure(const SaveName& name, const absl::Status& why) {
 
 void SharedSaves::BeginSealed(const SaveName& name, std::vector<int> ranks) {
   const auto [part, is_new] = parts_.try_emplace(name, Instant::max(), std::move(ranks));
-  part->second.accepted = part->second.sealed = true;
+  part->second.accepted = part->second.sealed = part->second.was_known = true;
   if (is_new) Ask(name);
 }
 
@@ -212,7 +216,7 @@ std::optional<SharedSave> SharedSaves::Known(const SaveName& name, const NodeSav
 }
 
 std::optional<SharedSave> SharedSaves::OpenFor(const SaveName& name, const NodeSave& part) const {
-  if (part.lost_prepared || open_ == 0 || names_.contains(open_)) return std::nullopt;
+  if (part.was_known || part.lost_prepared || open_ == 0 || names_.contains(open_)) return std::nullopt;
   ledger::v1::ActiveAttempt active;
   const std::string* const acts = active_.Find(keys_.Active());
   if (acts == nullptr || !active.ParseFromString(*acts) || active.attempt() != name.attempt)
@@ -260,11 +264,12 @@ void SharedSaves::Send(const SaveName& name, const NodeSave& part, Request reque
     case Request::kNone:
       return;
     case Request::kBegin:
-      return admission_.Begin({name.attempt, name.tag, name.ordinal, part.ranks, longest_wait},
-                              [answer](const absl::StatusOr<SharedSave>& save) {
-                                if (!save.ok()) return answer(save.status());
-                                answer(VotedSave{*save, ""});
-                              });
+      return admission_.Begin(
+          {name.attempt, name.tag, name.ordinal, part.ranks, longest_wait, part.was_known},
+          [answer](const absl::StatusOr<SharedSave>& save) {
+            if (!save.ok()) return answer(save.status());
+            answer(VotedSave{*save, ""});
+          });
     case Request::kReject:
       *vote.mutable_no() = *part.failed;
       return admission_.Vote(part.save, vote, GuessOf(part), answer);
@@ -328,6 +333,7 @@ void SharedSaves::OnError(const SaveName& name, Request request, const absl::Sta
     part.refused = true;
     return;
   }
+  if (reason == reason::kUnknownSave) return OnForgotten(name);
   OnLost(error);
 }
 
@@ -341,6 +347,8 @@ void SharedSaves::OnStates(const std::vector<std::string>& keys) {
     const std::string* const value = states_.Find(key);
     if (value == nullptr) {
       std::erase_if(sequences_, [&save](const auto& known) { return known.second == save.sequence; });
+      const auto bound = names_.find(save.sequence);
+      if (bound != names_.end() && !lost_) OnForgotten(SaveName(bound->second));
       continue;
     }
     if (!save.state.ParseFromString(*value)) continue;
@@ -379,6 +387,20 @@ void SharedSaves::LosePrepared(const SaveName& name) {
   part.Bind(SharedSave());
   part.lost_prepared = true;
   if (!part.given_up && !part.failed) hooks_.changed(name, part.save);
+}
+
+// Etcd has removed what it had of the save, which has ended. A checkpoint needs the files of all nodes.
+void SharedSaves::OnForgotten(const SaveName& name) {
+  const NodeSave& part = *Find(name);
+  SharedSave save = part.save;
+  save.state.set_phase(SaveState::ENDED);
+  save.state.mutable_ranks()->Assign(part.ranks.begin(), part.ranks.end());
+  ledger::v1::SaveEnd& end = *save.state.mutable_end();
+  end.set_reason(part.durable ? reason::kIndeterminate : reason::kStagedLost);
+  end.set_message(
+      absl::StrCat("this node was not told how the save ended before etcd forgot it, an hour after its end. ",
+                   part.durable ? "If the save is a checkpoint, it is listed (ckptctl list)" : "Save again"));
+  Update(name, save);
 }
 
 void SharedSaves::Update(const SaveName& name, const SharedSave& save) {

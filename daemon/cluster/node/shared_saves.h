@@ -85,10 +85,13 @@ class SharedSaves {
   // admitted at the deadline ends: with RANKS_MISSING if this node has accepted it, else with
   // ADMISSION_TIMEOUT. `ranks`: the ranks of all nodes that have something to save, ascending; empty: all
   // ranks. A save for which two nodes name different ranks ends with SAVE_CONFLICT. No-op if this node has
-  // begun it before.
-  void Begin(const SaveName& name, Instant admission_deadline, std::vector<int> ranks = {});
+  // begun it before. `was_known`: an earlier registration of this node knew it as admitted. So it is not
+  // proposed anew if etcd has forgotten it: it ends with STAGED_LOST, or INDETERMINATE if it is durable here.
+  void Begin(const SaveName& name, Instant admission_deadline, std::vector<int> ranks = {},
+             bool was_known = false);
   // Begin and Sealed in one, for a save whose parts this node has sealed: after a new registration, or in the
-  // daemon that has taken over the parts. There is no deadline, because a sealed save is always finished.
+  // daemon that has taken over the parts. `was_known`, and without a deadline: a sealed save is always
+  // finished.
   void BeginSealed(const SaveName& name, std::vector<int> ranks = {});
 
   // As Authority::SkipAfter.
@@ -111,6 +114,8 @@ class SharedSaves {
   std::string WaitsFor(const SaveName& name) const;
   // The state of the save with this sequence, as etcd has last shown it.
   std::optional<ledger::v1::SaveState> Shown(int64_t sequence) const;
+  // As that of EtcdMirror, of what Shown answers.
+  int64_t revision() const { return states_.revision(); }
   void OnTick();  // Call it several times a second.
 
  private:
@@ -134,6 +139,7 @@ class SharedSaves {
   void OnActive();
   void Update(const SaveName& name, const SharedSave& save);
   void LosePrepared(const SaveName& name);
+  void OnForgotten(const SaveName& name);
   void Forget(const SaveName& name);
   void CheckSilence(const SaveName& name, NodeSave& part);
   void CheckDeadline(const SaveName& name, NodeSave& part);

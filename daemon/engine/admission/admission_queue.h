@@ -52,6 +52,9 @@ class AdmissionQueue {
   AdmissionQueue(Clock* clock, SegmentPool* pool, const SaveTable* saves, const ExpectedSizes* sizes,
                  const MemoryShares* shares, DiskRoom* disk, Duration over_share_grace, Hooks hooks);
 
+  // A turn that has begun keeps its length.
+  void SetOverShareGrace(Duration grace) { over_share_grace_ = grace; }
+
   // A rank of the save has begun: queues the save if the sizes of all ranks are known now.
   void Gather(Save* save);
   // Call it when memory or disk space has come back, or a save has ended. It may be called from a hook: then
@@ -110,7 +113,7 @@ class AdmissionQueue {
   const ExpectedSizes* const sizes_;
   const MemoryShares* const shares_;
   DiskRoom* const disk_;
-  const Duration over_share_grace_;
+  Duration over_share_grace_;
   const Hooks hooks_;
 
   bool walking_ = false, walk_again_ = false;

@@ -21,6 +21,9 @@ class FilePlacer {
  public:
   FilePlacer(const EngineLimits& limits, int32_t chunk_bytes) : limits_(limits), chunk_bytes_(chunk_bytes) {}
 
+  // Count for files that are placed from now on.
+  void SetLimits(const EngineLimits& limits) { limits_ = limits; }
+
   // Places the files at the end of the part. A file that was placed before, with the same size, keeps its
   // place: the call is a retry. SAVE_CONFLICT, FILE_CONFLICT or LIMIT_EXCEEDED fails the save.
   absl::Status Place(Save* save, Part& part, const std::vector<v1::FileSpec>& files);
@@ -31,7 +34,7 @@ class FilePlacer {
   absl::Status PlaceOne(Save* save, Part& part, const v1::FileSpec& file);
   absl::Status Count(Save* save, const Part& part, const v1::FileSpec& file);
 
-  const EngineLimits limits_;
+  EngineLimits limits_;
   const int32_t chunk_bytes_;
   std::map<uid_t, int64_t> files_in_flight_;  // Files in saves that have not ended.
 };

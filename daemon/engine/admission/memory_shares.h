@@ -41,6 +41,8 @@ class MemoryShares {
   MemoryShares(const SegmentPool* pool, const SaveTable* saves, const ExpectedSizes* sizes,
                int most_percent_per_user, HeldByUser held_by_readers);
 
+  void SetMostPercentPerUser(int percent) { most_percent_per_user_ = percent; }
+
   MemoryUse Use() const;
   // Segments that a save takes.
   int64_t NeededSegments(const Save& save) const;
@@ -61,7 +63,7 @@ class MemoryShares {
   const SegmentPool* const pool_;
   const SaveTable* const saves_;
   const ExpectedSizes* const sizes_;
-  const int most_percent_per_user_;
+  int most_percent_per_user_;
   const HeldByUser held_by_readers_;
 };
 

@@ -62,6 +62,8 @@ class LeaseTable {
   LeaseTable(Limits limits, const SessionTable* sessions, Hooks hooks)
       : limits_(limits), sessions_(sessions), hooks_(std::move(hooks)) {}
 
+  void SetLimits(Limits limits) { limits_ = limits; }
+
   // Opens a committed checkpoint for a session. NO_CHECKPOINT, SESSION_LOST, LIMIT_EXCEEDED, or the error of
   // opening it; a damaged checkpoint is marked before `done` runs.
   void Open(SessionId session, Run* run, int64_t sequence, bool resumes, Opened done);
@@ -99,7 +101,7 @@ class LeaseTable {
   void Release(Leases::iterator lease);
   static std::pair<const Run*, int64_t> CheckpointOf(const Lease& lease);
 
-  const Limits limits_;
+  Limits limits_;
   const SessionTable* const sessions_;
   const Hooks hooks_;
   Leases leases_;  // By id.

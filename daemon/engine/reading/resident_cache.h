@@ -59,6 +59,8 @@ class ResidentCache {
                 const LeaseTable* leases)
       : options_(options), pool_(pool), observer_(observer), sessions_(sessions), leases_(leases) {}
 
+  void SetMostReaderPercentPerUser(int percent) { options_.max_reader_pool_percent_per_user = percent; }
+
   // ---- copies
 
   // The save is committed: its memory becomes a copy. True: the cache has taken over save.reservation.
@@ -128,7 +130,7 @@ class ResidentCache {
   void LetMap(SessionId session, const Resident& resident, const std::vector<int>& ranks,
               absl::AnyInvocable<void(bool)> done);
 
-  const Options options_;
+  Options options_;
   SegmentPool* const pool_;
   EngineObserver* const observer_;
   const SessionTable* const sessions_;

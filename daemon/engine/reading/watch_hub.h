@@ -27,6 +27,8 @@ class WatchHub {
   WatchHub(Clock* clock, int watches_per_uid, Sees sees)
       : clock_(clock), watches_per_uid_(watches_per_uid), sees_(std::move(sees)) {}
 
+  void SetMostPerUser(int watches) { watches_per_uid_ = watches; }
+
   // Watches the run that request.parent names, or all that the caller may see. Returns the watch's id;
   // LIMIT_EXCEEDED when this user has too many. The first progress events come with the next OnTick.
   absl::StatusOr<int64_t> Add(const Caller& caller, const v1::WatchRequest& request, Event event);
@@ -60,7 +62,7 @@ class WatchHub {
   bool SendProgress(const Watcher& watcher, const std::vector<Progress>& in_flight);
 
   Clock* const clock_;
-  const int watches_per_uid_;
+  int watches_per_uid_;
   const Sees sees_;
   std::map<int64_t, Watcher> watchers_;
   int64_t next_id_ = 1;

@@ -120,25 +120,28 @@ void ResumeBarrier::Settle(Run* run, int64_t attempt) {
     State& asked = states_.Of(run);
     --asked.asking;
     asked.settling.erase(attempt);
-    Settled(run, attempt, settled);
+    Leave(run, Stage::kSettling, attempt, settled.status(), settled.ok() && *settled);
   });
 }
 
-void ResumeBarrier::Settled(Run* run, int64_t attempt, const absl::StatusOr<bool>& settled) {
-  const bool scan = settled.ok() && *settled;
+void ResumeBarrier::Leave(Run* run, Stage stage, int64_t attempt, const absl::Status& status, bool scan) {
   State& state = states_.Of(run);
   std::vector<Reply<v1::ResumeResponse>> refused;
   for (auto pending = state.resumes.begin(); pending != state.resumes.end();) {
     const auto current = pending++;
-    if (current->second.attempt != attempt || current->second.stage != Stage::kSettling) continue;
+    if ((attempt != 0 && current->second.attempt != attempt) || current->second.stage != stage) continue;
     current->second.stage = scan ? Stage::kScanning : Stage::kReady;
-    if (settled.ok()) continue;
+    if (status.ok()) continue;
     refused.push_back(std::move(current->second.reply));
     state.resumes.erase(current);
   }
-  for (auto& reply : refused) reply(settled.status());
+  for (auto& reply : refused) reply(status);
   if (scan) return hooks_.scan(run);
   Continue(run);
+}
+
+void ResumeBarrier::OnFetched(Run* run, const absl::Status& fetched, bool is_new) {
+  Leave(run, Stage::kFetching, /*attempt=*/0, fetched, is_new);
 }
 
 void ResumeBarrier::OnScanned(Run* run) {
@@ -179,6 +182,10 @@ void ResumeBarrier::ContinueOne(Run* run, int64_t id, const absl::StatusOr<Decis
   if (run->read_only) return;
   const bool is_decided = decided.ok() && decided->has_value();
   if (decided.ok() && !is_decided && !hooks_.older_saves(*run, found->second.attempt).empty()) return;
+  if (decided.ok() && !is_decided && !hooks_.is_fetched(*run, found->second.attempt)) {
+    found->second.stage = Stage::kFetching;
+    return hooks_.fetch(run, found->second.attempt);
+  }
   PendingResume pending = std::move(found->second);
   state.resumes.erase(found);
   if (!decided.ok()) return pending.reply(decided.status());
@@ -558,6 +565,13 @@ void ResumeBarrier::ExpireResumes(Run* run, State& state, Instant now) {
           MakeError(absl::StatusCode::kDeadlineExceeded, reason::kResumeTimeout,
                     "what to resume from is not decided in time: another node has found damage, and "
                     "etcd has not told this node which"));
+      continue;
+    }
+    if (pending.stage == Stage::kFetching) {
+      pending.reply(MakeError(
+          absl::StatusCode::kDeadlineExceeded, reason::kResumeTimeout,
+          absl::StrCat("what to resume from is not decided in time; it waits for ", hooks_.fetching(*run),
+                       ". That goes on: resume again, with a longer timeout")));
       continue;
     }
     if (pending.stage != Stage::kReady) absl::StrAppend(&waits_for, " the saves of other nodes");

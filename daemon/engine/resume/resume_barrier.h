@@ -31,8 +31,8 @@ namespace ckptd {
 
 // Owns the ranks that wait for what to resume from, and for each attempt which ranks have read their part.
 //
-//   1. Resume waits until every save of earlier attempts is published or has failed, and until a root that
-//      was written to with unknown outcome has been scanned.
+//   1. Resume waits until every save of earlier attempts is published or has failed, until a root that was
+//      written to with unknown outcome has been scanned, and until what the run's bucket has newer is there.
 //   2. The ledger decides once for the attempt: the newest checkpoint that is not damaged. Every rank gets a
 //      lease on it. When it turns out to be damaged, that decision is taken back and the next one is made.
 //   3. FinishResume is the barrier. It is answered when all ranks have read their part and the ledger has
@@ -51,6 +51,12 @@ class ResumeBarrier {
     std::function<void(Run*, int64_t attempt)> activated;
     // Tags of the saves in flight of attempts before this one.
     std::function<std::vector<std::string>(const Run&, int64_t attempt)> older_saves;
+    // Whether the attempt need not wait for the run's bucket.
+    std::function<bool(const Run&, int64_t attempt)> is_fetched;
+    // Brings what is newer there. OnFetched follows.
+    std::function<void(Run*, int64_t attempt)> fetch;
+    // What that waits for, for people.
+    std::function<std::string(const Run&)> fetching;
     // `done` runs when the mark is on disk.
     MarkAsDamaged mark_damaged;
     // The ledger is asked to decide on this checkpoint: retention leaves it alone until end_decision.
@@ -79,6 +85,9 @@ class ResumeBarrier {
   void Continue(Run* run);
   // The root takes changes, and what the last scan has found is known.
   void OnScanned(Run* run);
+  // The bucket has nothing newer than the root any more; or why that is not known. If `is_new`, the root has a
+  // checkpoint that no scan has found yet.
+  void OnFetched(Run* run, const absl::Status& fetched, bool is_new);
   // The root has recorded that the checkpoint is damaged, or that it was repaired; or could not.
   void OnDamageRecorded(Run* run, int64_t sequence);
   void OnJoined(Run* run, int64_t attempt, int rank);
@@ -101,6 +110,7 @@ class ResumeBarrier {
   // What comes before the ledger is asked.
   enum class Stage {
     kSettling,
+    kFetching,
     kScanning,
     kReady,
     kHearing,  // The ledger knows of damage that has not reached this node yet.
@@ -164,8 +174,9 @@ class ResumeBarrier {
 
   void ResumeActivated(const std::string& run_name, PendingResume pending, const absl::Status& active);
   void Settle(Run* run, int64_t attempt);
-  // `settled`: whether the root is to be scanned first.
-  void Settled(Run* run, int64_t attempt, const absl::StatusOr<bool>& settled);
+  // Ends this stage of the ranks that wait (of one attempt, unless it is 0): with an error, or with the next
+  // stage, if `scan` after a scan of the root.
+  void Leave(Run* run, Stage stage, int64_t attempt, const absl::Status& status, bool scan);
   void ContinueOne(Run* run, int64_t id, const absl::StatusOr<Decision>& decided);
   void Answer(Run* run, PendingResume pending, const Decision& decided);
   void Decide(Run* run, PendingResume pending, bool is_decided);

@@ -82,6 +82,9 @@ class ResumeBarrierTest : public ClassTest {
   SessionTable sessions_;
   std::vector<std::string> older_;
   std::vector<int64_t> agreed_;
+  bool is_fetched_ = true;
+  std::vector<int64_t> fetches_;  // The attempts that have asked for the bucket's.
+  int scans_ = 0;
   LeaseTable leases_{{100, 1 << 20},
                      &sessions_,
                      {.describe = Describe,
@@ -96,11 +99,14 @@ class ResumeBarrierTest : public ClassTest {
                           .find_run = [this](const std::string& name) { return runs_.at(name).get(); },
                           .activated = [](Run*, int64_t) {},
                           .older_saves = [this](const Run&, int64_t) { return older_; },
+                          .is_fetched = [this](const Run&, int64_t) { return is_fetched_; },
+                          .fetch = [this](Run*, int64_t attempt) { fetches_.push_back(attempt); },
+                          .fetching = [](const Run&) { return std::string("fetching s9 from s3://b/run"); },
                           .mark_damaged = [this](Run* run, int64_t sequence, storage::v1::Damage,
                                                  DamageMarked done) { Mark(run, sequence, std::move(done)); },
                           .begin_decision = [](Run*, int64_t) {},
                           .end_decision = [](Run*, int64_t) {},
-                          .scan = [](Run*) {},
+                          .scan = [this](Run*) { ++scans_; },
                           .agreed = [this](Run*, int64_t sequence) { agreed_.push_back(sequence); },
                           .released = [](Run*) {}}};
 };
@@ -165,6 +171,60 @@ TEST_F(ResumeBarrierTest, WaitsForSavesOfEarlierAttempts) {
   RunCallbacks();
   EXPECT_EQ((*answer.value)->checkpoint().sequence(), 2);
   EXPECT_TRUE(barrier_.IsIdle(*run));
+}
+
+TEST_F(ResumeBarrierTest, NoRankIsAnsweredBeforeTheBucketsCheckpointIsInTheRoot) {
+  Run* run = AddJoinedRun({1});
+  is_fetched_ = false;
+  Resumed first, second;
+  Resume(run, 0, &first);
+  Resume(run, 1, &second);
+  EXPECT_EQ(first.reason(), "no answer");
+  EXPECT_EQ(second.reason(), "no answer");
+  EXPECT_FALSE(fetches_.empty());
+  is_fetched_ = true;
+  barrier_.OnFetched(run, absl::OkStatus(), /*is_new=*/true);
+  RunCallbacks();
+  EXPECT_EQ(scans_, 1);
+  EXPECT_EQ(first.reason(), "no answer") << "the root has not been scanned";
+  Commit(run, 9);
+  disks_.at(run)->manifests[9].summary = run->catalog.Find(9)->summary;
+  barrier_.OnScanned(run);
+  RunCallbacks();
+  EXPECT_EQ((*first.value)->checkpoint().sequence(), 9);
+  EXPECT_EQ((*second.value)->checkpoint().sequence(), 9);
+}
+
+TEST_F(ResumeBarrierTest, AllRanksAreToldWhyTheBucketsCheckpointIsNotThere) {
+  Run* run = AddJoinedRun({1});
+  is_fetched_ = false;
+  Resumed answers[2];
+  for (int rank : {0, 1}) Resume(run, rank, &answers[rank]);
+  barrier_.OnFetched(run, MakeError(absl::StatusCode::kFailedPrecondition, reason::kRestoreFailed, "away"),
+                     /*is_new=*/false);
+  for (const Resumed& answer : answers) EXPECT_EQ(answer.reason(), reason::kRestoreFailed);
+  EXPECT_FALSE(barrier_.HasWaiting(*run));
+}
+
+TEST_F(ResumeBarrierTest, ADecidedAttemptDoesNotWaitForTheBucket) {
+  Run* run = AddJoinedRun({1});
+  Resumed first, second;
+  Resume(run, 0, &first);
+  is_fetched_ = false;  // A daemon that was restarted does not know that the bucket was asked.
+  Resume(run, 1, &second);
+  EXPECT_EQ((*second.value)->checkpoint().sequence(), 1);
+  EXPECT_TRUE(fetches_.empty());
+}
+
+TEST_F(ResumeBarrierTest, ADeadlineSaysWhatIsFetched) {
+  Run* run = AddJoinedRun({1});
+  is_fetched_ = false;
+  Resumed answer;
+  Resume(run, 0, &answer);
+  clock_.Advance(seconds(60));
+  barrier_.OnTick(clock_.Now());
+  EXPECT_EQ(answer.reason(), reason::kResumeTimeout);
+  EXPECT_NE(answer.value->status().message().find("fetching s9 from s3://b/run"), std::string::npos);
 }
 
 TEST_F(ResumeBarrierTest, EndsAWaitAtItsDeadline) {

@@ -38,6 +38,8 @@ class RunJoiner {
         sessions_(sessions),
         hooks_(std::move(hooks)) {}
 
+  void SetMostRanksPerRun(int ranks) { ranks_per_run_ = ranks; }
+
   // The session is open.
   void Join(SessionId session, Run* run, const v1::JoinRunRequest& request, Reply<v1::JoinRunResponse> reply);
 
@@ -49,7 +51,7 @@ class RunJoiner {
               Reply<v1::JoinRunResponse> reply);
   void AddWarnings(const Run& run, const std::string& running, v1::JoinRunResponse* response) const;
 
-  const int ranks_per_run_;
+  int ranks_per_run_;
   const std::string node_;
   EngineObserver* const observer_;
   const SessionTable* const sessions_;

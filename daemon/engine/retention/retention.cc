@@ -343,11 +343,11 @@ void Retention::EvictAndAnswer(Run* run, int64_t sequence, Callback<absl::Status
 
 void Retention::Evict(Run* run, int64_t sequence, absl::AnyInvocable<void(const absl::Status&)> done) {
   const std::string tag = run->catalog.Find(sequence)->summary.tag();
-  run->io->Evict(tag, sequence,
-                 [this, run, sequence, tag, done = std::move(done)](absl::Status evicted) mutable {
-                   OnEvicted(run, sequence, tag, evicted);
-                   done(evicted);
-                 });
+  run->coordinator_io->Evict(
+      tag, sequence, [this, run, sequence, tag, done = std::move(done)](absl::Status evicted) mutable {
+        OnEvicted(run, sequence, tag, evicted);
+        done(evicted);
+      });
 }
 
 void Retention::OnEvicted(Run* run, int64_t sequence, const std::string& tag, const absl::Status& evicted) {

@@ -36,7 +36,7 @@ void TrashCollector::Empty(Run* run) {
   const TrashTerms terms{.now_us = clock_->UnixMicros(),
                          .grace_us = grace_ / microseconds(1),
                          .room_bytes = std::exchange(state.room_bytes, 0)};
-  run->io->EmptyTrash(
+  run->coordinator_io->EmptyTrash(
       terms, [this, run, terms](absl::StatusOr<TrashLeft> left) { OnEmptied(run, terms, std::move(left)); });
 }
 
@@ -109,10 +109,10 @@ void TrashCollector::Undelete(Run* run, const std::string& tag, int64_t sequence
                               Reply<CommittedCheckpoint> reply) {
   if (absl::Status taken = CheckFree(*run, tag); !taken.ok()) return reply(taken);
   states_.Of(run).undeleting.insert(tag);
-  run->io->Undelete(tag, sequence,
-                    [this, run, tag, reply = std::move(reply)](absl::StatusOr<Undeleted> undeleted) mutable {
-                      OnUndeleted(run, tag, std::move(undeleted), std::move(reply));
-                    });
+  run->coordinator_io->Undelete(
+      tag, sequence, [this, run, tag, reply = std::move(reply)](absl::StatusOr<Undeleted> undeleted) mutable {
+        OnUndeleted(run, tag, std::move(undeleted), std::move(reply));
+      });
 }
 
 void TrashCollector::OnUndeleted(Run* run, const std::string& tag, absl::StatusOr<Undeleted> undeleted,

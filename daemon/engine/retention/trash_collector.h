@@ -35,6 +35,9 @@ class TrashCollector {
   };
   TrashCollector(Duration grace, Clock* clock, EngineObserver* observer, Hooks hooks);
 
+  // Counts also for what is in the trash, from its next pass on.
+  void SetGrace(Duration grace) { grace_ = grace; }
+
   // Starts a pass, or lets another one follow the pass that is under way.
   void Empty(Run* run);
   // As Empty, but the pass also removes checkpoints in their grace period, the oldest first, until it has
@@ -83,7 +86,7 @@ class TrashCollector {
   void OnUndeleted(Run* run, const std::string& tag, absl::StatusOr<Undeleted> undeleted,
                    Reply<CommittedCheckpoint> reply);
 
-  const Duration grace_;
+  Duration grace_;
   Clock* const clock_;
   EngineObserver* const observer_;
   const Hooks hooks_;

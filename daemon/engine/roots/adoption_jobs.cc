@@ -260,8 +260,9 @@ void AdoptionJobs::AdoptAs(Run* run, ForeignSurvey survey, int64_t sequence) {
   storage::v1::ManifestSummary summary = SummaryOfForeign(survey);
   summary.set_sequence(sequence);
   summary.set_run_id(run->ledger->record().run_id());
-  run->io->Adopt(std::move(survey), summary,
-                 [this, run, summary](PublishResult result) { Adopted(run, summary, std::move(result)); });
+  run->coordinator_io->Adopt(std::move(survey), summary, [this, run, summary](PublishResult result) {
+    Adopted(run, summary, std::move(result));
+  });
 }
 
 void AdoptionJobs::Adopted(Run* run, const storage::v1::ManifestSummary& summary, PublishResult result) {

@@ -137,6 +137,9 @@ void RunTable::Create(SessionId session, const std::string& name, RootAttachment
   if (!access.ok()) return reply(Annotate(access.status(), absl::StrCat("opening the root ", run->path)));
   run->io = std::move(access->io);
   run->uploads = std::move(access->uploads);
+  run->own_path = std::move(access->own_path);
+  run->coordinator_io = access->coordinator_io;
+  run->local_io = access->local_io;
   run->authority = std::move(access->authority);
   if (run->authority == nullptr)
     run->authority = std::make_unique<LocalAuthority>(run, std::bind_front(hooks_.publish, run));
@@ -289,6 +292,21 @@ void RunTable::CloseIdleRuns(Instant now) {
   }
   for (Run* run : over) Close(run);
   for (const std::string& name : due) Reopen(name, [](absl::StatusOr<std::string>) {});
+}
+
+std::vector<std::string> RunTable::CloseIdle(const std::function<bool(const Run&)>& which) {
+  std::vector<Run*> idle;
+  std::vector<std::string> in_use;
+  for (const auto& [name, run] : runs_) {
+    if (!which(*run)) continue;
+    if (IsIdle(*run)) {
+      idle.push_back(run.get());
+    } else {
+      in_use.push_back(run->path);
+    }
+  }
+  for (Run* run : idle) Close(run);
+  return in_use;
 }
 
 RunTable::Usage RunTable::UsageOf(uid_t uid, uint64_t device) {

@@ -67,6 +67,8 @@ class RunTable {
   RunTable(Options options, Clock* clock, EngineObserver* observer, const SessionTable* sessions,
            Hooks hooks);
 
+  void SetOptions(const Options& options) { options_ = options; }
+
   // ---- finding
 
   using Runs = std::map<std::string, std::unique_ptr<Run>>;
@@ -104,6 +106,9 @@ class RunTable {
   void OnTick(Run* run, Instant now);
   // Closes runs that have been idle for long enough, and opens closed ones that are due.
   void CloseIdleRuns(Instant now);
+  // Closes the idle ones of these runs, whose roots are then opened anew at their next use. Returns the paths of
+  // the others.
+  std::vector<std::string> CloseIdle(const std::function<bool(const Run&)>& which);
   void OnSessionEnded(SessionId session);
 
  private:
@@ -158,7 +163,7 @@ class RunTable {
   void Reopen(const std::string& name, Reply<std::string> done);
   void Reopened(const std::string& name, const absl::StatusOr<std::string>& run);
 
-  const Options options_;
+  Options options_;
   Clock* const clock_;
   EngineObserver* const observer_;
   const SessionTable* const sessions_;

@@ -32,7 +32,7 @@ void LocalAuthority::Fail(const SaveId& save, const absl::Status& why) {
 
 void LocalAuthority::OpenPart(InflightId64 id, const std::string& tag, int64_t sequence, const std::string&,
                               int64_t manifest_bytes, Callback<absl::Status> done) {
-  run_->io->CreateInflight(id, tag, sequence, manifest_bytes, std::move(done));
+  run_->local_io->CreateInflight(id, tag, sequence, manifest_bytes, std::move(done));
 }
 
 void LocalAuthority::Durable(const SaveId& save, const std::string&) {

@@ -19,7 +19,9 @@
 #include "daemon/engine/run/members.h"
 #include "daemon/engine/run/save.h"
 #include "daemon/engine/seams/authority.h"
+#include "daemon/engine/seams/coordinator_io.h"
 #include "daemon/engine/seams/engine_types.h"
+#include "daemon/engine/seams/local_root_io.h"
 #include "daemon/engine/seams/root_io.h"
 #include "daemon/engine/seams/upload_io.h"
 #include "daemon/memory/segment_pool.h"
@@ -34,9 +36,12 @@ namespace ckptd {
 struct Run {
   std::string name;  // `runs/{16 hex digits}`.
   std::string path;
+  std::string own_path;  // As in RootAccess.
   uint64_t device = 0, inode = 0;
   uid_t uid = 0;  // The owner; before the run is open, the user who attached its root first.
   std::unique_ptr<RootIo> io;
+  CoordinatorIo* coordinator_io = nullptr;  // As in RootAccess; so is the next one.
+  LocalRootIo* local_io = nullptr;
   std::unique_ptr<Authority> authority;  // Uses `io`, so it goes first.
   std::unique_ptr<UploadIo> uploads;     // Null: the run's checkpoints are not uploaded.
   bool open = false;                     // The root is open and recovered.

@@ -30,6 +30,7 @@
 
 namespace ckptd {
 
+class CheckpointReader;
 struct Run;
 
 // One rank's contribution to a save.
@@ -39,6 +40,7 @@ struct Part {
   std::string instance;   // The client process, as it named itself.
   bool begun = false;
   bool growing = false;              // The rank may add files with Extend.
+  bool share_unchanged = false;      // Files that the base has with the same bytes are not written.
   bool granted = false;              // Begin was answered with memory.
   bool sealed = false;               // The rank has written all its bytes into memory.
   bool durable = false;              // The part record is on disk.
@@ -123,6 +125,9 @@ struct Save {
   int64_t disk_reserved = 0;
   std::optional<Instant> writes_held_until;     // Set at the first seal, if other ranks still copy.
   std::optional<storage::v1::SealedSave> kept;  // The entry in the seal journal, without its parts.
+  // The checkpoint with which parts share their unchanged files. Null: there is none.
+  std::shared_ptr<CheckpointReader> base;
+  bool base_asked = false, base_known = false;
   std::shared_ptr<std::atomic<int64_t>> written = std::make_shared<std::atomic<int64_t>>(0);
 
   Instant begun_at, admitted_at, sealed_at, written_at;

@@ -66,6 +66,8 @@ const Save* EndedSaves::FindNewest(const Run* run, const std::string& tag) const
 std::optional<v1::Checkpoint> EndedSaves::Past(const Run& run, const SaveId& key) const {
   if (const Save* ended = Find(&run, key)) return hooks_.describe_save(*ended);
   for (const int64_t sequence : run.catalog.SequencesOf(key.tag)) {
+    // An earlier life of the run has saved it, whose attempts had the same numbers.
+    if (sequence == run.ledger->record().uploads().fetched_sequence()) continue;
     const CommittedCheckpoint& committed = *run.catalog.Find(sequence);
     if (IsOf(committed.summary, key)) return hooks_.describe_committed(run, committed);
   }
@@ -96,6 +98,7 @@ void EndedSaves::OnTick() {
   for (Save* save : std::exchange(whole_, {})) {
     save->summary = std::make_unique<v1::Checkpoint>(hooks_.describe_save(*save));
     save->parts.clear();
+    save->base.reset();
     save->claims.Clear();
     save->pointers.clear();
     save->metrics.clear();

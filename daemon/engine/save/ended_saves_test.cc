@@ -120,6 +120,22 @@ TEST_F(EndedSavesTest, PastAsksTheDaemonThenTheDiskThenTheHistory) {
   EXPECT_FALSE(ended_saves_.Past(*run, {1, "s7", 8}).has_value()) << "a save in flight, or unknown";
 }
 
+// A root that was lost begins its attempts anew: the checkpoint of the bucket may have the name of a new save.
+TEST_F(EndedSavesTest, ACheckpointThatWasBroughtBackIsNoSaveOfThisRecord) {
+  Run* run = AddRun(1000);
+  CommittedCheckpoint fetched;
+  fetched.summary.set_tag("t");
+  fetched.summary.set_sequence(12);
+  fetched.summary.set_attempt(1);
+  fetched.summary.set_ordinal(1);
+  run->catalog.Add(fetched);
+  EXPECT_TRUE(ended_saves_.Past(*run, {1, "t", 1}).has_value());
+  storage::v1::UploadRecord uploads;
+  uploads.set_fetched_sequence(12);
+  run->ledger->SetUploads(uploads);
+  EXPECT_FALSE(ended_saves_.Past(*run, {1, "t", 1}).has_value());
+}
+
 TEST_F(EndedSavesTest, KeepsTheLast64FailuresOfARun) {
   Run* run = AddRun(1000);
   for (int i = 1; i <= 65; ++i) ended_saves_.AddFailure(run, Failure("t" + std::to_string(i), 1, i, i));

@@ -98,8 +98,28 @@ void MemberFiles::WriteSealedParts(Save* save) {
   if (HoldsWrites(save) || save->node.files != PartFiles::kOpen || save->phase() != SavePhase::kAdmitted)
     return;
   for (auto& [rank, part] : save->parts) {
-    if (part.sealed && !part.writing && !part.durable) WritePart(save, part);
+    const bool is_due = part.sealed && !part.writing && !part.durable;
+    if (is_due && (!part.share_unchanged || FindsBase(save))) WritePart(save, part);
   }
+}
+
+// Whether it is known with which checkpoint the save shares unchanged files: the newest one. WriteSealedParts
+// follows once it is.
+bool MemberFiles::FindsBase(Save* save) {
+  if (save->base_known || std::exchange(save->base_asked, true)) return save->base_known;
+  const CommittedCheckpoint* newest = save->run->catalog.NewestWithSuspects();
+  if (newest == nullptr) return save->base_known = true;
+  save->run->io->OpenCheckpoint(
+      newest->summary.tag(), newest->summary.sequence(),
+      [this, id = save->id](absl::StatusOr<std::shared_ptr<CheckpointReader>> opened) {
+        Save* found = saves_->Find(id);
+        if (found == nullptr) return;
+        found->base_known = true;
+        // What cannot be opened is not shared with: the files are written.
+        if (opened.ok() && found->phase() == SavePhase::kAdmitted) found->base = *std::move(opened);
+        WriteSealedParts(found);
+      });
+  return false;
 }
 
 void MemberFiles::WritePart(Save* save, Part& part) {
@@ -111,7 +131,8 @@ void MemberFiles::WritePart(Save* save, Part& part) {
   *record.mutable_checkpoint() = SummaryOf(*save, chunk_bytes_);
   part.writing = true;
   save->run->io->WritePart(
-      save->id, std::move(record), ImagesOf(part.files, part.placed, part.segments), save->written,
+      save->id, std::move(record), ImagesOf(part.files, part.placed, part.segments),
+      part.share_unchanged ? save->base : nullptr, save->written,
       [this, id = save->id, rank = part.rank](absl::StatusOr<storage::v1::PartRecord> written) {
         OnPartWritten(id, rank, std::move(written));
       });
@@ -140,6 +161,7 @@ void MemberFiles::FinishIfWritten(Save* save) {
     if (part == nullptr || !part->durable) return;
     records.push_back(part->record);
   }
+  save->base.reset();
   save->node.files = PartFiles::kFinishing;
   save->run->authority->FinishPart(
       save->id, std::move(records),

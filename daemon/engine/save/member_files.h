@@ -45,6 +45,7 @@ class MemberFiles {
  private:
   void OnOpened(int64_t save_id, const absl::Status& opened);
   bool HoldsWrites(Save* save) const;
+  bool FindsBase(Save* save);
   void WritePart(Save* save, Part& part);
   void OnPartWritten(int64_t save_id, int rank, absl::StatusOr<storage::v1::PartRecord> record);
   void FinishIfWritten(Save* save);

@@ -105,8 +105,9 @@ void Publisher::Begin(int64_t save_id) {
   storage::v1::ManifestSummary summary = SummaryOf(*save, chunk_bytes_);
   summary.set_commit_time_us(clock_->UnixMicros());
   publications_.at(save_id).commit_time_us = summary.commit_time_us();
-  save->run->io->Publish(save_id, std::move(summary), std::move(parts),
-                         [this, save_id](PublishResult result) { OnPublished(save_id, std::move(result)); });
+  save->run->local_io->Publish(
+      save_id, std::move(summary), std::move(parts),
+      [this, save_id](PublishResult result) { OnPublished(save_id, std::move(result)); });
 }
 
 void Publisher::Decide(int64_t save_id, const Decision& decision, LoadedCheckpoint published) {

@@ -31,6 +31,16 @@ absl::Status RankTaken(const Save& save, int rank) {
       {{"tag", save.key.tag}, {"ranks", absl::StrCat(rank)}});
 }
 
+// How a save ends that no daemon takes any more. A rank that hears DRAINING begins the same save again, with
+// the next daemon; but this is the end of the save, also on other nodes.
+absl::Status EndFor(const absl::Status& refused, const std::string& tag) {
+  if (ReasonOf(refused) != reason::kDraining) return refused;
+  return MakeError(
+      absl::StatusCode::kAborted, reason::kStagedLost,
+      absl::StrCat("the daemon was asked to end before the save of ", tag, " had memory; save again"),
+      {{"tag", tag}});
+}
+
 SaveId KeyOf(const Member& member, const v1::BeginRequest& request) {
   return SaveId{member.attempt, request.key().tag(), request.key().ordinal()};
 }
@@ -310,6 +320,7 @@ void SaveIntake::BeginPart(Save* save, const Member& member, const v1::BeginRequ
   part.session = member.session;
   part.instance = member.instance;
   part.growing = request.growing();
+  part.share_unchanged = request.share_unchanged();
   part.asked.assign(request.files().begin(), request.files().end());
   part.begin_replies.push_back(std::move(reply));
   if (save->metrics.empty() || (member.rank == 0 && !request.metrics().empty())) {
@@ -386,7 +397,8 @@ absl::Status SaveIntake::NamePointers(Save* save, const Member& member, const v1
 
 void SaveIntake::AskTarget(Save* save) {
   save->target_asked = true;
-  if (absl::Status refused = hooks_.check_takes_saves(); !refused.ok()) return hooks_.fail(save, refused);
+  if (absl::Status refused = hooks_.check_takes_saves(); !refused.ok())
+    return hooks_.fail(save, EndFor(refused, save->key.tag));
   if (hooks_.is_undeleting(*save->run, save->key.tag)) {
     return hooks_.fail(save, MakeError(absl::StatusCode::kFailedPrecondition, reason::kPinned,
                                        absl::StrCat("checkpoint ", save->key.tag,

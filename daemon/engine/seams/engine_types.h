@@ -11,6 +11,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/functional/any_invocable.h"
@@ -18,7 +19,9 @@
 #include "ckptd/v1/messages.pb.h"
 #include "ckptd/v1/types.pb.h"
 #include "daemon/engine/seams/authority.h"
+#include "daemon/engine/seams/coordinator_io.h"
 #include "daemon/engine/seams/limits.h"
+#include "daemon/engine/seams/local_root_io.h"
 #include "daemon/engine/seams/root_io.h"
 #include "daemon/engine/seams/upload_io.h"
 #include "daemon/memory/segment_pool.h"
@@ -159,11 +162,23 @@ struct EngineOptions {
 
 // How the engine reaches a root.
 struct RootAccess {
+  RootAccess() = default;
+  // The run is of this node alone.
+  explicit RootAccess(std::unique_ptr<LocalRootIo> root)
+      : coordinator_io(root.get()), local_io(root.get()), io(std::move(root)) {}
+  // Several nodes share the run. `Io`: a RootIo and CoordinatorIo.
+  template <typename Io>
+  RootAccess(std::unique_ptr<Io> root, std::unique_ptr<Authority> run)
+      : coordinator_io(root.get()), io(std::move(root)), authority(std::move(run)) {}
+
+  CoordinatorIo* coordinator_io = nullptr;  // `io`; so is the next one.
+  LocalRootIo* local_io = nullptr;          // Null: several nodes share the run.
   std::unique_ptr<RootIo> io;
   // Of the run in this root; it may use `io`, and is destroyed before it. Null: the run is of this node
-  // alone.
+  // alone, and the engine makes a LocalAuthority.
   std::unique_ptr<Authority> authority = nullptr;
   std::unique_ptr<UploadIo> uploads = nullptr;  // Null: its checkpoints are not uploaded.
+  std::string own_path = {};  // Of the root in the daemon's mount namespace, without links; empty: none.
 };
 
 // A root directory that a session handed over, with everything that the engine needs to open it once.

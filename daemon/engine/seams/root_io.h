@@ -1,5 +1,7 @@
-// Seam: what the engine asks of a root's file system, as asynchronous requests. Real: ThreadedRootIo
-// (daemon/root_io), with one metadata worker and one I/O thread for each file system; fake: tests/testing.
+// Seam: what the engine asks of a root's file system on each node of its run, as asynchronous requests. Real:
+// ThreadedRootIo (daemon/root_io), with one metadata worker and one I/O thread for each file system; fake:
+// tests/testing. What only the coordinator of the run does is in coordinator_io.h, what only a run of one node
+// does in local_root_io.h.
 //
 // Called on the engine's thread; every callback runs there, once, never inside the call. A hung file system
 // never calls back: then pending_since() tells.
@@ -86,26 +88,16 @@ class RootIo {
                            Callback<absl::Status> done) = 0;
   virtual void FreeBytes(Callback<absl::StatusOr<int64_t>> done) = 0;
 
-  virtual void CreateInflight(InflightId64 id, std::string tag, int64_t sequence, int64_t manifest_bytes,
-                              Callback<absl::Status> done) = 0;
   // Files on disk and synced, then the part record (record.files is filled in here). The images stay valid
-  // until `done`.
+  // until `done`. `base`: a checkpoint of this root; the files that it has with the same bytes, byte by byte, are
+  // shared with it and not written. Null: all are written.
   virtual void WritePart(InflightId64 id, storage::v1::PartRecord record, std::vector<FileImage> files,
+                         std::shared_ptr<CheckpointReader> base,
                          std::shared_ptr<std::atomic<int64_t>> written_bytes,
                          Callback<absl::StatusOr<storage::v1::PartRecord>> done) = 0;
-  virtual void Publish(InflightId64 id, storage::v1::ManifestSummary summary,
-                       std::vector<storage::v1::PartRecord> parts, Callback<PublishResult> done) = 0;
   // Durably out of the way; only after every WritePart of it has called back.
   virtual void Discard(InflightId64 id, Callback<absl::Status> done) = 0;
 
-  virtual void Evict(std::string tag, int64_t sequence, Callback<absl::Status> done) = 0;
-  // Empties trash at low priority until nothing is left but what `terms` leave, and checkpoints that a
-  // reader has open. On the thread of ReadBack: no other call but those there waits for it.
-  virtual void EmptyTrash(TrashTerms terms, Callback<absl::StatusOr<TrashLeft>> done) = 0;
-  // As RootStore::ListTrash and Undelete.
-  virtual void ListTrash(Callback<absl::StatusOr<std::vector<TrashedCheckpoint>>> done) = 0;
-  virtual void Undelete(std::string tag, int64_t sequence, Callback<absl::StatusOr<Undeleted>> done) = 0;
-  virtual void SaveRunRecord(storage::v1::RunRecord record, Callback<absl::Status> done) = 0;
   virtual void SetPinned(std::string tag, int64_t sequence, bool pinned, Callback<absl::Status> done) = 0;
   // As RootStore::SetDamage.
   virtual void SetDamage(std::string tag, int64_t sequence, std::optional<storage::v1::Damage> damage,
@@ -138,9 +130,6 @@ class RootIo {
   virtual void SurveyForeign(std::string tag, uid_t owner, int32_t chunk_bytes,
                              std::shared_ptr<SurveyProgress> progress,
                              Callback<absl::StatusOr<ForeignSurvey>> done) = 0;
-  // Makes it ours, as RootStore::Adopt.
-  virtual void Adopt(ForeignSurvey survey, storage::v1::ManifestSummary summary,
-                     Callback<PublishResult> done) = 0;
 
   // When the operation that the metadata worker or the I/O thread is busy with began; nullopt when they are
   // idle.

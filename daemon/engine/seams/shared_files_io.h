@@ -20,9 +20,8 @@
 
 namespace ckptd {
 
-// Of RootIo these are not called: CreateInflight and Publish (OpenPart and SharedRootIo::Publish are, in
-// their place), Evict (SharedRootIo::Remove), Undelete and Adopt. Discard ends a part, whatever its OpenPart,
-// WritePart or FinishPart said: the coordinator moves the directory away.
+// Discard ends a part, whatever its OpenPart, WritePart or FinishPart said: the coordinator moves the directory
+// away.
 class SharedFilesIo : public RootIo, public SharedRootIo {
  public:
   // Which run's root this says that it is, and which directory it is.

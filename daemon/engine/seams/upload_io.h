@@ -1,5 +1,5 @@
-// Seam: what the engine asks of the bucket to which a run's checkpoints are copied. Real: BucketUploads
-// (daemon/upload); fake: tests/testing/fake_upload_io.h.
+// Seam: what the engine asks of the bucket to which a run's checkpoints are copied, and from which they come
+// back. Real: BucketUploads (daemon/upload); fake: tests/testing/fake_upload_io.h.
 //
 // One for each root. Called on the engine's thread; every callback runs there, once, never inside the call,
 // and never after the UploadIo is destroyed. A call takes as long as the server does.
@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
@@ -20,6 +21,15 @@ namespace ckptd {
 
 class UploadIo {
  public:
+  struct InBucket {
+    storage::v1::ManifestSummary summary;
+    bool by_daemon = false;  // Not `ckptctl upload`.
+  };
+  struct Contents {
+    std::vector<InBucket> checkpoints;  // Whole ones, in no order.
+    std::vector<std::string> damaged;   // What is wrong with others, for people.
+  };
+
   virtual ~UploadIo() = default;
 
   // Whether the root's user may upload to this URL: INVALID_ARGUMENT if it is none; PERMISSION_DENIED, reason
@@ -34,6 +44,13 @@ class UploadIo {
   // As RemoveUploaded (storage/bucket/remove.h); only what is unfinished of a checkpoint that was given up.
   virtual void Remove(std::string url, storage::v1::UploadedCheckpoint checkpoint,
                       absl::AnyInvocable<void(absl::Status)> done) = 0;
+
+  // What lies beneath the URL. Ranks wait for it: it gives up sooner than an upload.
+  virtual void List(std::string url, absl::AnyInvocable<void(absl::StatusOr<Contents>)> done) = 0;
+  // Brings a checkpoint into the root, whose next scan finds it. `arrived` counts its bytes. Errors are those
+  // of FetchCheckpoint (storage/bucket/fetch.h), of the store, and of Check.
+  virtual void Fetch(std::string url, std::string tag, std::shared_ptr<std::atomic<int64_t>> arrived,
+                     absl::AnyInvocable<void(absl::Status)> done) = 0;
 };
 
 }  // namespace ckptd

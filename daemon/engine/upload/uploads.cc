@@ -32,6 +32,15 @@ void Move(Checkpoints& from, int index, Checkpoints& to) {
   from.DeleteSubrange(index, 1);
 }
 
+UploadedCheckpoint AsUploaded(const storage::v1::ManifestSummary& summary) {
+  UploadedCheckpoint uploaded;
+  uploaded.set_tag(summary.tag());
+  uploaded.set_sequence(summary.sequence());
+  uploaded.set_commit_time_us(summary.commit_time_us());
+  uploaded.set_size_bytes(summary.size_bytes());
+  return uploaded;
+}
+
 // Nothing was ever to be uploaded.
 bool IsEmpty(const UploadRecord& record) { return record.url().empty(); }
 
@@ -89,6 +98,40 @@ void Uploads::SetPolicy(Run* run, const v1::UploadPolicy* policy) {
   Store(run, /*now=*/false);
 }
 
+void Uploads::TakeOver(Run* run, const v1::UploadPolicy& policy,
+                       const std::vector<UploadIo::InBucket>& found) {
+  UploadRecord& record = states_.Of(run).record;
+  if (record.url() != policy.url()) SetPolicy(run, &policy);  // Rank 0 has not joined yet.
+  for (const auto& [summary, by_daemon] : found) {
+    const int64_t sequence = summary.sequence();
+    const CommittedCheckpoint* ours = run->catalog.Find(sequence);
+    const bool is_other = ours != nullptr && ours->summary.commit_time_us() != summary.commit_time_us();
+    const bool is_known = IndexOf(record.uploaded(), sequence) >= 0 ||
+                          IndexOf(record.waiting(), sequence) >= 0 ||
+                          IndexOf(record.obsolete(), sequence) >= 0;
+    if (by_daemon && !is_other && !is_known) *record.add_uploaded() = AsUploaded(summary);
+  }
+  std::stable_sort(record.mutable_uploaded()->begin(), record.mutable_uploaded()->end(),
+                   [](const auto& a, const auto& b) { return a.commit_time_us() < b.commit_time_us(); });
+  Store(run, /*now=*/false);
+}
+
+void Uploads::OnFetched(Run* run, const storage::v1::ManifestSummary& summary) {
+  UploadRecord& record = states_.Of(run).record;
+  record.set_fetched_sequence(summary.sequence());
+  for (int i = record.waiting_size() - 1; i >= 0; --i) {
+    if (record.waiting(i).sequence() < summary.sequence() &&
+        record.waiting(i).sequence() != states_.Of(run).uploading)
+      Drop(run, i, absl::StrCat("the run goes on from ", summary.tag(), " of the bucket, which is newer"));
+  }
+  Store(run, /*now=*/false);
+}
+
+bool Uploads::IsInBucket(const Run& run, int64_t sequence) const {
+  const UploadRecord& record = states_.Of(&run).record;
+  return record.fetched_sequence() == sequence || IndexOf(record.uploaded(), sequence) >= 0;
+}
+
 void Uploads::OnCommitted(Run* run, const storage::v1::ManifestSummary& summary) {
   UploadRecord& record = states_.Of(run).record;
   // It takes the place of one that waits. The one before it is gone.
@@ -104,11 +147,7 @@ void Uploads::OnCommitted(Run* run, const storage::v1::ManifestSummary& summary)
   }
   if (is_due) {
     record.set_commits(0);
-    UploadedCheckpoint& next = *record.add_waiting();
-    next.set_tag(summary.tag());
-    next.set_sequence(summary.sequence());
-    next.set_commit_time_us(summary.commit_time_us());
-    next.set_size_bytes(summary.size_bytes());
+    *record.add_waiting() = AsUploaded(summary);
   }
   if (!IsEmpty(record)) Store(run, /*now=*/false);
 }

@@ -48,6 +48,13 @@ class Uploads {
   absl::Status Check(const Run& run, const v1::UploadPolicy& policy) const;
   // The newest launch has this policy, which was checked; null: none.
   void SetPolicy(Run* run, const v1::UploadPolicy* policy);
+  // The bucket of this policy was listed: what daemons have uploaded there counts as this run's, although it
+  // has lost its record of that.
+  void TakeOver(Run* run, const v1::UploadPolicy& policy, const std::vector<UploadIo::InBucket>& found);
+  // This one was brought back: the run goes on from it, and no longer uploads what is older.
+  void OnFetched(Run* run, const storage::v1::ManifestSummary& summary);
+  // Whether it was in the bucket before it was in this root, or is there since.
+  bool IsInBucket(const Run& run, int64_t sequence) const;
   // Call it before the outcome of the save goes into the history.
   void OnCommitted(Run* run, const storage::v1::ManifestSummary& summary);
 

@@ -113,6 +113,47 @@ TEST_F(UploadsTest, GoesOnAfterARestartWithWhatWaits) {
   EXPECT_THAT(Asked(), ElementsAre(2));
 }
 
+UploadIo::InBucket InBucket(int64_t sequence, bool by_daemon = true) {
+  UploadIo::InBucket found{{}, by_daemon};
+  found.summary.set_tag("s" + std::to_string(sequence));
+  found.summary.set_sequence(sequence);
+  found.summary.set_commit_time_us(sequence * 100);
+  return found;
+}
+
+TEST_F(UploadsTest, KnowsWhatDaemonsHaveUploadedAgainAfterTheRootWasLost) {
+  v1::UploadPolicy policy;
+  policy.set_url("s3://bucket/run");
+  policy.set_keep_last(2);
+  uploads_.TakeOver(run_, policy, {InBucket(9), InBucket(7), InBucket(8, /*by_daemon=*/false)});
+  SetPolicy(1, 2);
+  EXPECT_TRUE(uploads_.IsInBucket(*run_, 7));
+  EXPECT_FALSE(uploads_.IsInBucket(*run_, 8)) << "somebody has put it there, and it stays";
+  CommitNext(10);
+  Tick();
+  io_->EndUpload(100);
+  ASSERT_THAT(io_->removals, SizeIs(1));
+  EXPECT_EQ(io_->removals[0].checkpoint.sequence(), 7) << "the oldest goes first";
+}
+
+TEST_F(UploadsTest, WhatWasBroughtBackIsNotUploadedAgainAndWhatIsOlderNoLonger) {
+  SetPolicy(1);
+  CommitNext(1);
+  uploads_.TakeOver(run_,
+                    [] {
+                      v1::UploadPolicy policy;
+                      policy.set_url("s3://bucket/run");
+                      return policy;
+                    }(),
+                    {InBucket(9)});
+  uploads_.OnFetched(run_, InBucket(9).summary);
+  EXPECT_THAT(uploads_.Held(*run_), IsEmpty());
+  EXPECT_THAT(warnings_, ElementsAre(::testing::HasSubstr("goes on from s9")));
+  EXPECT_EQ(run_->ledger->record().uploads().fetched_sequence(), 9);
+  Tick();
+  EXPECT_THAT(Asked(), IsEmpty());
+}
+
 TEST_F(UploadsTest, HoldsCheckpointsUntilTheyAreInTheBucket) {
   SetPolicy(1);
   CommitNext(1);

@@ -19,8 +19,14 @@ constexpr Duration kBetweenAuthentications = std::chrono::seconds(1);
 
 }  // namespace
 
-EtcdConnection::EtcdConnection(EtcdOptions options, EtcdMembers members, Clock* clock, Post post)
-    : options_(std::move(options)), members_(std::move(members)), clock_(clock), post_(std::move(post)) {}
+EtcdConnection::EtcdConnection(EtcdOptions options, EtcdCredentials credentials, Clock* clock, Post post)
+    : options_(std::move(options)),
+      credentials_(std::move(credentials)),
+      members_(EtcdMembers::Make(options_, credentials_)),
+      clock_(clock),
+      post_(std::move(post)) {
+  members_.Keep();
+}
 
 void EtcdConnection::Start(const std::shared_ptr<EtcdCall>& call) {
   call->started = call->next_try = Now();
@@ -38,7 +44,7 @@ void EtcdConnection::OnTick() {
 // member answers again.
 void EtcdConnection::ProbeFailedMembers() {
   for (const auto& member : members_.all()) {
-    const bool is_asked = member.get() == &members_.current();
+    const bool is_asked = member == members_.current();
     if (member->answers.value_or(true) || is_asked || Now() < member->failed_at + options_.probe_after)
       continue;
     member->failed_at = Now() + options_.try_timeout;  // No second probe before this one has ended.
@@ -51,12 +57,12 @@ void EtcdConnection::ProbeFailedMembers() {
         [](EtcdMember& asked, auto... arguments) { asked.kv->async()->Range(arguments...); }, nullptr);
     probe->context = NewContext(/*token=*/"");
     probe->context->set_deadline(std::chrono::system_clock::now() + options_.try_timeout);
-    probe->Start(*member, [weak = weak_from_this(), post = post_, probe,
-                           asked = member.get()](const grpc::Status& status) {
-      post([weak, probe, asked, status] {
-        if (auto self = weak.lock()) self->Probed(*asked, status);
-      });
-    });
+    probe->Start(*member,
+                 [weak = weak_from_this(), post = post_, probe, asked = member](const grpc::Status& status) {
+                   post([weak, probe, asked, status] {
+                     if (auto self = weak.lock()) self->Probed(*asked, status);
+                   });
+                 });
   }
 }
 
@@ -109,11 +115,11 @@ void EtcdConnection::Try(const std::shared_ptr<EtcdCall>& call) {
   call->context = NewContext(*token);
   call->context->set_deadline(std::chrono::system_clock::now() +
                               std::min(options_.try_timeout, call->deadline - Now()));
-  EtcdMember& member = members_.current();
+  const std::shared_ptr<EtcdMember> member = members_.current();
   // gRPC's thread keeps the call alive, but not this object.
-  call->Start(member, [weak = weak_from_this(), post = post_, call, &member](const grpc::Status& status) {
-    post([weak, call, &member, status] {
-      if (auto self = weak.lock()) self->Tried(call, member, status);
+  call->Start(*member, [weak = weak_from_this(), post = post_, call, member](const grpc::Status& status) {
+    post([weak, call, member, status] {
+      if (auto self = weak.lock()) self->Tried(call, *member, status);
     });
   });
 }
@@ -166,22 +172,25 @@ Duration EtcdConnection::BackOff(int rounds) {
 // ---- the token of a user
 
 std::optional<std::string> EtcdConnection::Token() {
-  if (options_.user.empty()) return "";
+  if (credentials_.user.empty()) return "";
   if (!token_.empty()) return token_;
   if (authenticating_ || Now() < next_authentication_) return std::nullopt;
   authenticating_ = true;
   next_authentication_ = Now() + kBetweenAuthentications;
   etcdserverpb::AuthenticateRequest request;
-  request.set_name(options_.user);
-  request.set_password(options_.password);
+  request.set_name(credentials_.user);
+  request.set_password(credentials_.password);
   auto call =
       std::make_shared<EtcdCallOf<etcdserverpb::AuthenticateRequest, etcdserverpb::AuthenticateResponse>>(
           std::move(request),
           [](EtcdMember& member, auto... arguments) { member.auth->async()->Authenticate(arguments...); },
-          [weak = weak_from_this()](const absl::StatusOr<etcdserverpb::AuthenticateResponse>& answer) {
-            if (auto self = weak.lock()) self->Authenticated(answer);
+          [weak = weak_from_this(),
+           renewals = renewals_](const absl::StatusOr<etcdserverpb::AuthenticateResponse>& answer) {
+            auto self = weak.lock();
+            // Not as the user of before.
+            if (self != nullptr && self->renewals_ == renewals) self->Authenticated(answer);
           });
-  call->purpose = absl::StrCat("authenticating as user ", options_.user);
+  call->purpose = absl::StrCat("authenticating as user ", credentials_.user);
   call->with_token = false;
   Start(call);
   return std::nullopt;

@@ -24,7 +24,8 @@ class EtcdConnection : public std::enable_shared_from_this<EtcdConnection> {
  public:
   using Post = std::function<void(absl::AnyInvocable<void()> work)>;
 
-  EtcdConnection(EtcdOptions options, EtcdMembers members, Clock* clock, Post post);
+  // `options` have been checked.
+  EtcdConnection(EtcdOptions options, EtcdCredentials credentials, Clock* clock, Post post);
 
   // Tries the call until a member answers or its deadline passes. The answer comes after Start has returned.
   void Start(const std::shared_ptr<EtcdCall>& call);
@@ -42,6 +43,10 @@ class EtcdConnection : public std::enable_shared_from_this<EtcdConnection> {
   void DropToken(const std::string& token);
   // How long to wait before the next round of tries, after `rounds` rounds in which every member has failed.
   Duration BackOff(int rounds);
+
+  // See GrpcEtcd::Renew.
+  using Renewed = std::function<void(absl::StatusOr<bool> changed)>;
+  void Renew(EtcdCredentials credentials, Renewed done);
 
   using CallEnded = std::function<void(Duration took, const absl::Status& outcome)>;
   void OnCallEnded(CallEnded ended) { call_ended_ = std::move(ended); }
@@ -63,8 +68,14 @@ class EtcdConnection : public std::enable_shared_from_this<EtcdConnection> {
   void ProbeFailedMembers();
   void Probed(EtcdMember& member, const grpc::Status& status);
   void Authenticated(const absl::StatusOr<etcdserverpb::AuthenticateResponse>& answer);
+  // etcd_renewal.cc
+  struct Trial;
+  void Try(const std::shared_ptr<Trial>& trial, EtcdMember& member);
+  void Tried(const std::shared_ptr<Trial>& trial, const grpc::Status& status);
+  void Adopt(Trial& trial);
 
-  const EtcdOptions options_;
+  const EtcdOptions options_;  // But for what is in credentials_.
+  EtcdCredentials credentials_;
   EtcdMembers members_;
   Clock* const clock_;
   const Post post_;
@@ -73,6 +84,7 @@ class EtcdConnection : public std::enable_shared_from_this<EtcdConnection> {
   std::set<std::shared_ptr<EtcdCall>> calls_;
   std::string token_;  // Empty: there is none.
   bool authenticating_ = false;
+  int renewals_ = 0;
   Instant next_authentication_;
   absl::Status authentication_error_;
   absl::Status full_;

@@ -2,36 +2,23 @@
 
 #include <grpcpp/grpcpp.h>
 
-#include <cerrno>
-#include <fstream>
-#include <sstream>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "storage/base/errors.h"
 #include "storage/base/mutex.h"
-#include "storage/base/status_macros.h"
 
 namespace ckptd {
 namespace {
 
 constexpr int kMaxMessageBytes = 64 << 20;  // For a page of keys; one request to etcd is below 2 MiB.
 
-absl::StatusOr<std::string> ReadPem(const std::string& path) {
-  if (path.empty()) return "";
-  std::ifstream file(path);
-  std::ostringstream text;
-  if (!file || !(text << file.rdbuf())) return ErrnoError(errno, absl::StrCat("reading ", path));
-  return text.str();
-}
-
-absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> MakeCredentials(const EtcdOptions& options) {
+std::shared_ptr<grpc::ChannelCredentials> MakeCredentials(const EtcdOptions& options,
+                                                          const EtcdCredentials& credentials) {
   if (!options.tls) return grpc::InsecureChannelCredentials();
   grpc::SslCredentialsOptions pem;
-  CKPTD_ASSIGN_OR_RETURN(pem.pem_root_certs, ReadPem(options.tls->ca_file));
-  CKPTD_ASSIGN_OR_RETURN(pem.pem_cert_chain, ReadPem(options.tls->certificate_file));
-  CKPTD_ASSIGN_OR_RETURN(pem.pem_private_key, ReadPem(options.tls->key_file));
+  pem.pem_root_certs = credentials.ca;
+  pem.pem_cert_chain = credentials.certificate;
+  pem.pem_private_key = credentials.key;
   return grpc::SslCredentials(pem);
 }
 
@@ -51,28 +38,26 @@ grpc::ChannelArguments MakeArguments() {
   return arguments;
 }
 
-// A cancelled call ends on a thread of gRPC's, and drops its reference to the channel there. If no other
-// channel of the process has callbacks, gRPC (1.51) then stops these threads from one of them, and aborts. So
-// every channel is kept until the process ends.
-void KeepUntilExit(std::shared_ptr<grpc::Channel> channel) {
-  static auto* const mutex = new Mutex;
-  static auto* const kept = new std::vector<std::shared_ptr<grpc::Channel>>;
-  MutexLock lock(*mutex);
-  kept->push_back(std::move(channel));
+// The channels that are kept.
+struct KeptChannels {
+  Mutex mutex;
+  std::vector<std::shared_ptr<grpc::Channel>> channels ABSL_GUARDED_BY(mutex);
+};
+KeptChannels& Kept() {
+  static auto* const kept = new KeptChannels;
+  return *kept;
 }
 
 }  // namespace
 
-absl::StatusOr<EtcdMembers> EtcdMembers::Make(const EtcdOptions& options) {
-  CKPTD_RETURN_IF_ERROR(CheckEtcdOptions(options));
-  CKPTD_ASSIGN_OR_RETURN(const std::shared_ptr<grpc::ChannelCredentials> credentials,
-                         MakeCredentials(options));
+EtcdMembers EtcdMembers::Make(const EtcdOptions& options, const EtcdCredentials& credentials) {
+  const std::shared_ptr<grpc::ChannelCredentials> shown = MakeCredentials(options, credentials);
   EtcdMembers members;
   for (const std::string& endpoint : options.endpoints) {
-    const auto channel = grpc::CreateCustomChannel(endpoint, credentials, MakeArguments());
-    auto member = std::make_unique<EtcdMember>();
-    KeepUntilExit(channel);
+    const auto channel = grpc::CreateCustomChannel(endpoint, shown, MakeArguments());
+    auto member = std::make_shared<EtcdMember>();
     member->endpoint = endpoint;
+    member->channel = channel;
     member->kv = etcdserverpb::KV::NewStub(channel);
     member->lease = etcdserverpb::Lease::NewStub(channel);
     member->watch = etcdserverpb::Watch::NewStub(channel);
@@ -80,6 +65,20 @@ absl::StatusOr<EtcdMembers> EtcdMembers::Make(const EtcdOptions& options) {
     members.members_.push_back(std::move(member));
   }
   return members;
+}
+
+// A cancelled call ends on a thread of gRPC's, and drops its reference to the channel there. If no other
+// channel of the process has callbacks, gRPC (1.51) then stops these threads from one of them, and aborts. So
+// the channels in use are kept, beyond the end of their owner.
+void EtcdMembers::Keep() const {
+  MutexLock lock(Kept().mutex);
+  for (const auto& member : members_) Kept().channels.push_back(member->channel);
+}
+
+// Else they would try to connect for ever, with what etcd does not accept any more.
+void EtcdMembers::LetGo() const {
+  MutexLock lock(Kept().mutex);
+  for (const auto& member : members_) std::erase(Kept().channels, member->channel);
 }
 
 void EtcdMembers::Answered(EtcdMember& member) {
@@ -91,7 +90,7 @@ void EtcdMembers::Failed(EtcdMember& member, std::string_view error, Instant now
   member.answers = false;
   member.failed_at = now;
   member.error = std::string(error);
-  if (&current() == &member) current_ = (current_ + 1) % members_.size();
+  if (current().get() == &member) current_ = (current_ + 1) % members_.size();
 }
 
 std::string EtcdMembers::Names() const {

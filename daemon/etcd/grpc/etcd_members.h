@@ -8,15 +8,16 @@
 #include <string_view>
 #include <vector>
 
-#include "absl/status/statusor.h"
 #include "daemon/etcd/grpc/etcd_options.h"
 #include "etcd/service.grpc.pb.h"
 #include "storage/base/clock.h"
 
 namespace ckptd {
 
+// Calls and watches share it, because other members may take the place of these while they are under way.
 struct EtcdMember {
   std::string endpoint;
+  std::shared_ptr<grpc::Channel> channel;
   std::unique_ptr<etcdserverpb::KV::Stub> kv;
   std::unique_ptr<etcdserverpb::Lease::Stub> lease;
   std::unique_ptr<etcdserverpb::Watch::Stub> watch;
@@ -28,20 +29,24 @@ struct EtcdMember {
 
 class EtcdMembers {
  public:
-  // Reads the files of TLS. Makes no connection yet.
-  static absl::StatusOr<EtcdMembers> Make(const EtcdOptions& options);
+  // Makes no connection yet. `options` have been checked.
+  static EtcdMembers Make(const EtcdOptions& options, const EtcdCredentials& credentials);
+
+  // Keeps the channels until the process ends, or until LetGo. While members are in use, one set must be kept.
+  void Keep() const;
+  void LetGo() const;
 
   // The member to ask.
-  EtcdMember& current() { return *members_[current_]; }
+  const std::shared_ptr<EtcdMember>& current() const { return members_[current_]; }
   static void Answered(EtcdMember& member);
   // If it is the current member, the next one becomes current.
   void Failed(EtcdMember& member, std::string_view error, Instant now);
-  const std::vector<std::unique_ptr<EtcdMember>>& all() const { return members_; }
+  const std::vector<std::shared_ptr<EtcdMember>>& all() const { return members_; }
   int size() const { return static_cast<int>(members_.size()); }
   std::string Names() const;
 
  private:
-  std::vector<std::unique_ptr<EtcdMember>> members_;
+  std::vector<std::shared_ptr<EtcdMember>> members_;
   size_t current_ = 0;
 };
 

@@ -1,5 +1,9 @@
 #include "daemon/etcd/grpc/etcd_options.h"
 
+#include <cerrno>
+#include <fstream>
+#include <sstream>
+
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "storage/base/errors.h"
@@ -24,6 +28,14 @@ absl::Status CheckEndpoint(const std::string& endpoint) {
   return absl::OkStatus();
 }
 
+absl::StatusOr<std::string> ReadPem(const std::string& path) {
+  if (path.empty()) return "";
+  std::ifstream file(path);
+  std::ostringstream text;
+  if (!file || !(text << file.rdbuf())) return ErrnoError(errno, absl::StrCat("reading ", path));
+  return text.str();
+}
+
 }  // namespace
 
 absl::Status CheckEtcdOptions(const EtcdOptions& options) {
@@ -38,6 +50,16 @@ absl::Status CheckEtcdOptions(const EtcdOptions& options) {
     return InvalidArgument("etcd's client certificate and its key are configured together or not at all");
   }
   return absl::OkStatus();
+}
+
+absl::StatusOr<EtcdCredentials> ReadEtcdCredentials(const EtcdOptions& options) {
+  CKPTD_RETURN_IF_ERROR(CheckEtcdOptions(options));
+  EtcdCredentials credentials{.user = options.user, .password = options.password};
+  if (!options.tls) return credentials;
+  CKPTD_ASSIGN_OR_RETURN(credentials.ca, ReadPem(options.tls->ca_file));
+  CKPTD_ASSIGN_OR_RETURN(credentials.certificate, ReadPem(options.tls->certificate_file));
+  CKPTD_ASSIGN_OR_RETURN(credentials.key, ReadPem(options.tls->key_file));
+  return credentials;
 }
 
 }  // namespace ckptd

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "storage/base/clock.h"
 
 namespace ckptd {
@@ -16,6 +17,13 @@ struct EtcdTls {
   std::string ca_file;           // PEM: the trusted certificate authorities. Empty: the machine's.
   std::string certificate_file;  // PEM, with key_file: the client's certificate. Empty: none.
   std::string key_file;
+};
+
+// What a daemon shows to etcd, and what it trusts: what the files of EtcdTls hold, and the user.
+struct EtcdCredentials {
+  std::string ca = {}, certificate = {}, key = {};  // PEM.
+  std::string user = {}, password = {};
+  bool operator==(const EtcdCredentials&) const = default;
 };
 
 struct EtcdOptions {
@@ -32,6 +40,8 @@ struct EtcdOptions {
 
 // INVALID_ARGUMENT with what to write instead. Reads no files.
 absl::Status CheckEtcdOptions(const EtcdOptions& options);
+// Reads the files of TLS. INVALID_ARGUMENT of CheckEtcdOptions, or ErrnoError.
+absl::StatusOr<EtcdCredentials> ReadEtcdCredentials(const EtcdOptions& options);
 
 }  // namespace ckptd
 #endif  // CKPTD_DAEMON_ETCD_GRPC_ETCD_OPTIONS_H_

@@ -16,8 +16,9 @@ using namespace etcdserverpb;
 
 class GrpcEtcd::Impl {
  public:
-  Impl(const EtcdOptions& options, EtcdMembers members, Clock* clock, Post post)
-      : connection_(std::make_shared<EtcdConnection>(options, std::move(members), clock, std::move(post))) {}
+  Impl(const EtcdOptions& options, EtcdCredentials credentials, Clock* clock, Post post)
+      : connection_(
+            std::make_shared<EtcdConnection>(options, std::move(credentials), clock, std::move(post))) {}
   ~Impl() {
     connection_->Close();
     for (const auto& weak : watches_) {
@@ -79,9 +80,13 @@ GrpcEtcd::~GrpcEtcd() = default;
 
 absl::StatusOr<std::unique_ptr<GrpcEtcd>> GrpcEtcd::Make(const EtcdOptions& options, Clock* clock,
                                                          Post post) {
-  CKPTD_ASSIGN_OR_RETURN(EtcdMembers members, EtcdMembers::Make(options));
+  CKPTD_ASSIGN_OR_RETURN(EtcdCredentials credentials, ReadEtcdCredentials(options));
   return std::unique_ptr<GrpcEtcd>(
-      new GrpcEtcd(std::make_unique<Impl>(options, std::move(members), clock, std::move(post))));
+      new GrpcEtcd(std::make_unique<Impl>(options, std::move(credentials), clock, std::move(post))));
+}
+
+void GrpcEtcd::Renew(EtcdCredentials credentials, Renewed done) {
+  impl_->connection().Renew(std::move(credentials), std::move(done));
 }
 
 void GrpcEtcd::OnTick() { impl_->OnTick(); }

@@ -39,6 +39,13 @@ class GrpcEtcd : public Etcd {
   static absl::StatusOr<std::unique_ptr<GrpcEtcd>> Make(const EtcdOptions& options, Clock* clock, Post post);
   ~GrpcEtcd() override;
 
+  // Uses these credentials from now on, if a member of etcd answers with them, or none has answered with the
+  // present ones. `done`: whether they differ from the present ones; an error, such as that the password is
+  // wrong: those stay. Connections that are open go on. `done` runs within EtcdOptions::try_timeout, perhaps
+  // within the call.
+  using Renewed = std::function<void(absl::StatusOr<bool> changed)>;
+  void Renew(EtcdCredentials credentials, Renewed done);
+
   // Handles timeouts and retries. Call it several times a second.
   void OnTick();
 

@@ -297,6 +297,50 @@ TEST_F(GrpcEtcdTest, AuthenticatesOnceAndAgainWhenTheTokenHasExpired) {
   EXPECT_EQ(first_.authentications(), 2);
 }
 
+// The answer to Renew.
+absl::StatusOr<bool> Renew(EtcdCaller& caller, const EtcdCredentials& credentials) {
+  std::optional<absl::StatusOr<bool>> answer;
+  static_cast<GrpcEtcd*>(caller.etcd())->Renew(credentials, [&](absl::StatusOr<bool> changed) {
+    answer = std::move(changed);
+  });
+  caller.RunUntil([&] { return answer.has_value(); });
+  return answer.value_or(absl::UnknownError("no answer"));
+}
+
+TEST_F(GrpcEtcdTest, NewPasswordIsUsedFromThenOnAndAWrongOneIsNot) {
+  EtcdOptions options = Options();
+  options.user = "ckptd";
+  options.password = "old";
+  first_.RequireUser("ckptd", "old");
+  EtcdCaller caller(options);
+  ASSERT_TRUE(caller.Write({Put("a", "1")}).ok());
+  EXPECT_EQ(Renew(caller, {.user = "ckptd", .password = "old"}).value(), false);
+  const absl::StatusOr<bool> refused = Renew(caller, {.user = "ckptd", .password = "typo"});
+  EXPECT_EQ(ReasonOf(refused.status()), "LEDGER_REFUSED") << refused.status();
+  ASSERT_TRUE(caller.Write({Put("a", "2")}).ok());
+  first_.RequireUser("ckptd", "new");
+  EXPECT_EQ(Renew(caller, {.user = "ckptd", .password = "new"}).value(), true);
+  EXPECT_TRUE(caller.Write({Put("a", "3")}).ok());
+}
+
+TEST_F(GrpcEtcdTest, CredentialsThatNoMemberAnswersReplaceOnlyThoseThatNoneAnswersEither) {
+  EtcdOptions options = Options();
+  options.try_timeout = milliseconds(300);
+  EtcdCaller caller(options);
+  ASSERT_TRUE(caller.Write({Put("a", "1")}).ok());
+  first_.IgnoreNext();
+  const absl::StatusOr<bool> refused = Renew(caller, {.ca = "another"});
+  EXPECT_EQ(ReasonOf(refused.status()), "LEDGER_UNAVAILABLE");
+  EXPECT_THAT(Message(refused.status()), HasSubstr(first_.endpoint()));
+  EXPECT_EQ(Renew(caller, {.ca = "another"}).value(), true);
+  EXPECT_TRUE(caller.Write({Put("a", "2")}).ok());
+
+  EtcdOptions away = options;
+  away.endpoints = {"127.0.0.1:9"};
+  EtcdCaller lonely(away);
+  EXPECT_EQ(Renew(lonely, {.ca = "another"}).value(), true);
+}
+
 TEST_F(GrpcEtcdTest, WrongPasswordIsSaidAtOnceAndEndsWatches) {
   first_.RequireUser("ckptd", "secret");
   EtcdOptions options = Options();

@@ -91,7 +91,7 @@ void GrpcWatch::Open() {
   const std::optional<std::string> token = connection_->Token();
   if (!token) return;
   token_ = *token;
-  member_ = &connection_->members().current();
+  member_ = connection_->members().current();
   created_ = false;
   created_by_ = connection_->Now() + connection_->options().try_timeout;
   fragments_.clear();

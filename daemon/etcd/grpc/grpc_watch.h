@@ -45,9 +45,9 @@ class GrpcWatch : public std::enable_shared_from_this<GrpcWatch> {
   const std::shared_ptr<EtcdConnection> connection_;
   const EtcdWatchSpec spec_;
   bool stopped_ = false;
-  std::shared_ptr<Stream> stream_;  // Null: the next one is opened at next_open_.
-  EtcdMember* member_ = nullptr;    // Of the stream.
-  std::string token_;               // Of the stream.
+  std::shared_ptr<Stream> stream_;      // Null: the next one is opened at next_open_.
+  std::shared_ptr<EtcdMember> member_;  // Of the stream.
+  std::string token_;                   // Of the stream.
   bool created_ = false;
   Instant next_open_, created_by_;
   int failures_ = 0;            // Since the last stream that was created.

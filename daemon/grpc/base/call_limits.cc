@@ -28,6 +28,24 @@ std::deque<CallLimits::Waiting> CallLimits::TakeReady(User& user) {
   return ready;
 }
 
+void CallLimits::SetLimits(int calls_per_uid, int64_t memory_per_uid) {
+  std::deque<Waiting> ready;
+  {
+    MutexLock lock(mutex_);
+    calls_per_uid_ = calls_per_uid;
+    memory_per_uid_ = memory_per_uid;
+    for (auto& [uid, user] : users_) {
+      // As ChargeWhenAvailable: nobody waits for more than there can ever be.
+      for (Waiting& waiting : user.waiting) {
+        const int64_t most = std::max<int64_t>(memory_per_uid_ - waiting.ticket->charged_, 0);
+        waiting.bytes = std::min(waiting.bytes, most);
+      }
+      for (Waiting& each : TakeReady(user)) ready.push_back(std::move(each));
+    }
+  }
+  for (Waiting& waiting : ready) waiting.ready(true);
+}
+
 int CallLimits::calls(uid_t uid) const {
   MutexLock lock(mutex_);
   const auto found = users_.find(uid);
@@ -70,7 +88,8 @@ void CallTicket::ChargeWhenAvailable(int64_t bytes, absl::AnyInvocable<void(bool
   {
     MutexLock lock(limits_->mutex_);
     CallLimits::User& user = limits_->users_.at(uid_);
-    bytes = std::min(bytes, limits_->memory_per_uid_ - charged_);
+    // The limit may have been lowered below what this call has charged.
+    bytes = std::min(bytes, std::max<int64_t>(limits_->memory_per_uid_ - charged_, 0));
     if (!user.waiting.empty() || !limits_->Fits(user, bytes)) {
       user.waiting.push_back({this, bytes, std::move(ready)});
       return;

@@ -53,6 +53,9 @@ class CallLimits {
   // Counts one more call. RESOURCE_EXHAUSTED, reason LIMIT_EXCEEDED, when the user has too many.
   absl::StatusOr<std::shared_ptr<CallTicket>> Start(uid_t uid);
 
+  // Calls that have begun stay, with what they have charged. Those that wait get what there is room for now.
+  void SetLimits(int calls_per_uid, int64_t memory_per_uid);
+
   int calls(uid_t uid) const;
   int64_t memory(uid_t uid) const;
 
@@ -69,14 +72,16 @@ class CallLimits {
     std::deque<Waiting> waiting;
   };
 
-  bool Fits(const User& user, int64_t bytes) const { return user.memory + bytes <= memory_per_uid_; }
+  bool Fits(const User& user, int64_t bytes) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return user.memory + bytes <= memory_per_uid_;
+  }
   // Charges and returns the waiting calls that fit now, oldest first. The caller runs their callbacks without
   // the lock.
   std::deque<Waiting> TakeReady(User& user) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  const int calls_per_uid_;
-  const int64_t memory_per_uid_;
   mutable Mutex mutex_;
+  int calls_per_uid_ ABSL_GUARDED_BY(mutex_);
+  int64_t memory_per_uid_ ABSL_GUARDED_BY(mutex_);
   std::map<uid_t, User> users_ ABSL_GUARDED_BY(mutex_);  // Users with calls in flight.
 };
 

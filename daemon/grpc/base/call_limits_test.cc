@@ -69,6 +69,35 @@ TEST(CallLimits, GrantsMemoryToWaitingCallsInOrder) {
   EXPECT_EQ(limits.memory(1000), 70);
 }
 
+TEST(CallLimits, NewLimitsCountAtOnceAndLetWaitingCallsGoOn) {
+  CallLimits limits(1, 100);
+  const auto holder = Started(limits);
+  limits.SetLimits(2, 100);
+  const auto waiting = Started(limits);
+  EXPECT_EQ(ReasonOf(limits.Start(1000).status()), "LIMIT_EXCEEDED");
+  ASSERT_TRUE(holder->Charge(80).ok());
+  std::vector<std::string> ready;
+  waiting->ChargeWhenAvailable(90, [&](bool charged) { ready.push_back(charged ? "waiting" : "stopped"); });
+  EXPECT_THAT(ready, IsEmpty());
+  limits.SetLimits(2, 170);
+  EXPECT_THAT(ready, ElementsAre("waiting"));
+  EXPECT_EQ(limits.memory(1000), 170);
+}
+
+TEST(CallLimits, NobodyWaitsForMoreThanALoweredLimit) {
+  CallLimits limits(10, 100);
+  auto holder = Started(limits);
+  const auto waiting = Started(limits);
+  ASSERT_TRUE(holder->Charge(80).ok());
+  std::vector<std::string> ready;
+  waiting->ChargeWhenAvailable(90, [&](bool charged) { ready.push_back(charged ? "waiting" : "stopped"); });
+  limits.SetLimits(10, 50);
+  EXPECT_THAT(ready, IsEmpty());
+  holder.reset();
+  EXPECT_THAT(ready, ElementsAre("waiting"));
+  EXPECT_EQ(limits.memory(1000), 50);
+}
+
 TEST(CallLimits, StopWaitingAnswersFalseAndLetsOthersPass) {
   CallLimits limits(10, 100);
   const auto holder = Started(limits), large = Started(limits), small = Started(limits);

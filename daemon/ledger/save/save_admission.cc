@@ -10,6 +10,8 @@
 #include "daemon/ledger/state/found_messages.h"
 #include "daemon/ledger/state/run_state.h"
 #include "daemon/ledger/state/save_view.h"
+#include "storage/base/errors.h"
+#include "storage/base/reasons.h"
 #include "storage/ledger/local_ledger.h"
 
 namespace ckptd {
@@ -20,6 +22,11 @@ namespace {
 
 // Places of the ranges of DecideOpen, after those of the view.
 constexpr size_t kIndex = 4, kLast = 5;
+
+absl::Status Forgotten(const std::string& tag) {
+  return MakeError(absl::StatusCode::kNotFound, reason::kUnknownSave,
+                   absl::StrCat("etcd does not have the save of ", tag, " any more"));
+}
 
 // Whether the vote can count in this state: the save is not decided yet, and has no other name than the vote.
 bool CountsIn(const ledger::v1::NodeVote& vote, const SaveState& state) {
@@ -72,7 +79,12 @@ void SaveAdmission::Begin(const Proposal& save, Answer<Save> answer) {
   swap.ranges = {
       {keys_.SaveIndex(save.attempt, save.tag, save.ordinal)}, {keys_.Active()}, {keys_.Sequence()}};
   swap.held = {options_.node.Held()};
-  swap.decide = [proposal, sequence, keys = keys_](const CompareAndSwap::Found& found) {
+  swap.decide = [proposal, sequence, keys = keys_,
+                 was_known = save.was_known](const CompareAndSwap::Found& found) {
+    if (found[0].empty() && was_known) {
+      *sequence = Forgotten(proposal.tag());
+      return Operations();
+    }
     return Propose(keys, proposal, found, sequence.get());
   };
   swap.purpose = While(absl::StrCat("beginning the save ", save.tag));

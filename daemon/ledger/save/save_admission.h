@@ -44,6 +44,7 @@ class SaveAdmission {
     int64_t ordinal = 0;          // Counts the saves of one tag in an attempt.
     std::vector<int> ranks = {};  // That have something to save, ascending; empty: all.
     Duration longest_wait = {};   // For its admission.
+    bool was_known = false;       // Etcd has had it: it is not proposed anew if etcd has it no more.
   };
 
   // `etcd` must outlive it.
@@ -51,7 +52,8 @@ class SaveAdmission {
 
   // The first Begin of a save on any node proposes it, with a sequence above all earlier ones. Every later
   // Begin, on any node, answers with the save's present state, also after its end; the ranks and the wait are
-  // those of the first Begin. FENCED if a later attempt has acted and the save was not proposed before.
+  // those of the first Begin. FENCED if a later attempt has acted and the save was not proposed before. UNKNOWN_SAVE:
+  // `was_known`, and etcd has forgotten the save (OldSaves), or was taken back to a time before it.
   void Begin(const Proposal& proposal, Answer<Save> answer);
 
   // Accepts or rejects the save for this node's ranks. A vote without `vote.no` accepts it: this node has the

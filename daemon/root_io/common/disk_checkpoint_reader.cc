@@ -9,6 +9,7 @@
 #include "storage/base/errors.h"
 #include "storage/base/status_macros.h"
 #include "storage/commit/checkpoint/disk_file.h"
+#include "storage/commit/checkpoint/unchanged_file.h"
 #include "storage/commit/checkpoint/verify.h"
 
 namespace ckptd {
@@ -25,6 +26,8 @@ bool SameFiles(const Manifest& a, const Manifest& b) {
                                         y.chunk_crc32c().begin(), y.chunk_crc32c().end());
                     });
 }
+
+int ReadThreads() { return std::clamp(static_cast<int>(std::thread::hardware_concurrency()) / 2, 1, 8); }
 
 }  // namespace
 
@@ -49,9 +52,17 @@ absl::Status DiskCheckpointReader::Read(const std::string& path, int64_t offset,
 
 absl::Status DiskCheckpointReader::ReadWhole(const FileTarget& target, const int32_t* stop) const {
   CKPTD_ASSIGN_OR_RETURN(const storage::v1::FileRecord* const file, Find(target.path));
-  const int threads = std::clamp(static_cast<int>(std::thread::hardware_concurrency()) / 2, 1, 8);
-  return ReadFromDisk(*fs_, dir_.get(), *file, manifest_->summary.chunk_bytes(), 0, target.runs, threads,
-                      stop);
+  return ReadFromDisk(*fs_, dir_.get(), *file, manifest_->summary.chunk_bytes(), 0, target.runs,
+                      ReadThreads(), stop);
+}
+
+std::pair<ScopedHandle, const storage::v1::FileRecord*> DiskCheckpointReader::OpenIfUnchanged(
+    const FileImage& image, const int32_t* stop) const {
+  const absl::StatusOr<const storage::v1::FileRecord*> file = Find(image.path);
+  if (!file.ok()) return {ScopedHandle(), nullptr};
+  return {ckptd::OpenIfUnchanged(*fs_, dir_.get(), **file, manifest_->summary.chunk_bytes(), image,
+                                 ReadThreads(), stop),
+          *file};
 }
 
 absl::StatusOr<const storage::v1::FileRecord*> DiskCheckpointReader::Find(const std::string& path) const {

@@ -74,6 +74,10 @@ class DiskCheckpointReader : public CheckpointReader {
   absl::Status Read(const std::string& path, int64_t offset, std::span<std::byte> into) override;
   // Reads and verifies a whole file, on up to 8 threads. Ends early once `*stop`, an atomic, is not 0.
   absl::Status ReadWhole(const FileTarget& target, const int32_t* stop) const;
+  // As OpenIfUnchanged of storage/commit/checkpoint, for the file of the image's path; with its record, which lives
+  // as long as the reader. No handle if there is no such file.
+  std::pair<ScopedHandle, const storage::v1::FileRecord*> OpenIfUnchanged(const FileImage& image,
+                                                                          const int32_t* stop) const;
 
  private:
   absl::StatusOr<const storage::v1::FileRecord*> Find(const std::string& path) const;

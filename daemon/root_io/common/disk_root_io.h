@@ -17,6 +17,7 @@
 #include "daemon/engine/seams/root_io.h"
 #include "daemon/root_io/common/disk_checkpoint_reader.h"
 #include "daemon/root_io/common/opened_root.h"
+#include "daemon/root_io/common/unchanged_files.h"
 #include "daemon/root_io/threads/file_system_workers.h"
 #include "daemon/root_io/threads/root_threads.h"
 #include "storage/base/status_macros.h"
@@ -115,6 +116,27 @@ class DiskRootIo : public Interface {
   void Ask(Callback<T> done, Operation operation) {
     threads_.metadata->PostUrgent([root = root_, answer = answers_.To(std::move(done)),
                                    operation = std::move(operation)]() mutable { answer(operation(*root)); });
+  }
+
+  // Runs `write` on the metadata worker, with those of the files that `base` has with the same bytes: as for
+  // RootIo::WritePart. They are compared on the scrub thread, which a hung file system may hold up.
+  void AfterComparing(std::shared_ptr<CheckpointReader> base, const std::vector<FileImage>& files,
+                      absl::AnyInvocable<void(UnchangedFiles)> write) {
+    const std::shared_ptr<FileSystemWorkers> metadata = threads_.metadata;
+    const auto go_on = [metadata](absl::AnyInvocable<void(UnchangedFiles)> work, UnchangedFiles unchanged) {
+      metadata->PostUrgent([work = std::move(work), unchanged = std::move(unchanged)]() mutable {
+        work(std::move(unchanged));
+      });
+    };
+    if (base == nullptr) return go_on(std::move(write), {});
+    threads_.scrubber->PostUrgent([go_on, root = root_, base = std::move(base), files,
+                                   write = std::move(write),
+                                   chunk_bytes = threads_.options.writer.chunk_bytes]() mutable {
+      UnchangedFiles unchanged = UnchangedFiles::Find(static_cast<const DiskCheckpointReader&>(*base), files,
+                                                      chunk_bytes, &root->stop);
+      base.reset();
+      go_on(std::move(write), std::move(unchanged));
+    });
   }
 
   // Like Ask, on the thread for queries. Fails unless the root is open. `operation` may use `fs` and `dir`

@@ -40,13 +40,6 @@ bool LooksOldOrDamaged(const absl::Status& status) {
   return IsStale(status) || ReasonOf(status) == reason::kNoCheckpoint || absl::IsDataLoss(status);
 }
 
-absl::Status Unsupported(const std::string& what) {
-  return MakeError(absl::StatusCode::kUnimplemented, reason::kSharedRootUnsupported,
-                   absl::StrCat("this version of the daemon does not ", what,
-                                " in a root that several nodes share (`cluster { shared_folders }` in its "
-                                "configuration)"));
-}
-
 // The directory is new, and this daemon writes each file of its ranks once: a file that exists is another
 // node's.
 absl::Status WithConflict(const absl::Status& error) {
@@ -60,10 +53,6 @@ absl::Status NotThere(const std::string& tag, int64_t sequence, const absl::Stat
                    absl::StrCat("no checkpoint ", tag, " of sequence ", sequence,
                                 " is in this root: ", std::string(why.message())),
                    {{"tag", tag}, {"sequence", absl::StrCat(sequence)}});
-}
-
-absl::Status NotCalled(const char* call) {
-  return absl::InternalError(absl::StrCat(call, " was called of a root that several nodes share"));
 }
 
 class SharedDiskRootIo : public DiskRootIo<SharedFilesIo, SharedDiskRoot> {
@@ -116,7 +105,7 @@ class SharedDiskRootIo : public DiskRootIo<SharedFilesIo, SharedDiskRoot> {
         });
   }
   void WritePart(InflightId64 id, storage::v1::PartRecord record, std::vector<FileImage> files,
-                 std::shared_ptr<std::atomic<int64_t>> written_bytes,
+                 std::shared_ptr<CheckpointReader> base, std::shared_ptr<std::atomic<int64_t>> written_bytes,
                  Callback<absl::StatusOr<storage::v1::PartRecord>> done) override;
   void FinishPart(InflightId64 id, std::vector<storage::v1::PartRecord> parts,
                   Callback<absl::StatusOr<std::string>> done) override {
@@ -227,34 +216,6 @@ class SharedDiskRootIo : public DiskRootIo<SharedFilesIo, SharedDiskRoot> {
         });
   }
 
-  // ---- Calls that are not made for such a root
-
-  void CreateInflight(InflightId64, std::string, int64_t, int64_t, Callback<absl::Status> done) override {
-    Say(std::move(done), NotCalled("CreateInflight"));
-  }
-  void Publish(InflightId64, storage::v1::ManifestSummary, std::vector<storage::v1::PartRecord>,
-               Callback<PublishResult> done) override {
-    Say(std::move(done), PublishResult{PublishOutcome::kFailed, NotCalled("Publish")});
-  }
-  void Evict(std::string, int64_t, Callback<absl::Status> done) override {
-    Say(std::move(done), NotCalled("Evict"));
-  }
-  void SaveRunRecord(storage::v1::RunRecord, Callback<absl::Status> done) override {
-    Say(std::move(done), NotCalled("SaveRunRecord"));
-  }
-  void EmptyTrash(TrashTerms, Callback<absl::StatusOr<TrashLeft>> done) override {
-    Say<absl::StatusOr<TrashLeft>>(std::move(done), TrashLeft());  // The coordinator empties it in Sweep.
-  }
-  void ListTrash(Callback<absl::StatusOr<std::vector<TrashedCheckpoint>>> done) override {
-    Say<absl::StatusOr<std::vector<TrashedCheckpoint>>>(std::move(done), std::vector<TrashedCheckpoint>());
-  }
-  void Undelete(std::string, int64_t, Callback<absl::StatusOr<Undeleted>> done) override {
-    Say<absl::StatusOr<Undeleted>>(std::move(done), Unsupported("bring checkpoints back"));
-  }
-  void Adopt(ForeignSurvey, storage::v1::ManifestSummary, Callback<PublishResult> done) override {
-    Say(std::move(done), PublishResult{PublishOutcome::kFailed, Unsupported("adopt checkpoints")});
-  }
-
  private:
   template <typename T>
   struct Looking {
@@ -299,14 +260,6 @@ class SharedDiskRootIo : public DiskRootIo<SharedFilesIo, SharedDiskRoot> {
     if (root.dir) root.fs->Stat(root.dir.get(), "").IgnoreError();
   }
 
-  // Answers without the file system, after the call has returned.
-  template <typename T>
-  void Say(Callback<T> done, T result) {
-    threads_.gate->Send([answer = answers_.To(std::move(done)), result = std::move(result)]() mutable {
-      answer(std::move(result));
-    });
-  }
-
   static void RemoveFromTrash(std::shared_ptr<SharedDiskRoot> root,
                               std::shared_ptr<FileSystemWorkers> workers, std::string name) {
     FileSystemWorkers& on = *workers;
@@ -320,28 +273,34 @@ class SharedDiskRootIo : public DiskRootIo<SharedFilesIo, SharedDiskRoot> {
   }
 };
 
-// The metadata worker makes the directories; the I/O thread writes the files.
+// The metadata worker makes the directories, and the files that `base` has; the I/O thread writes the others.
 void SharedDiskRootIo::WritePart(InflightId64 id, storage::v1::PartRecord record,
-                                 std::vector<FileImage> files,
+                                 std::vector<FileImage> files, std::shared_ptr<CheckpointReader> base,
                                  std::shared_ptr<std::atomic<int64_t>> written_bytes,
                                  Callback<absl::StatusOr<storage::v1::PartRecord>> done) {
   if (written_bytes == nullptr) written_bytes = std::make_shared<std::atomic<int64_t>>(0);
-  threads_.metadata->PostUrgent(
-      [root = root_, workers = threads_.metadata, id, chunk_bytes = threads_.options.writer.chunk_bytes,
-       record = std::move(record), files = std::move(files), written_bytes = std::move(written_bytes),
-       answer = answers_.To(std::move(done))]() mutable {
-        const absl::StatusOr<NodePart*> part = root->FindPart(id);
-        if (!part.ok()) return answer(part.status());
-        std::vector<std::string> paths;
-        for (const FileImage& file : files) paths.push_back(file.path);
-        if (absl::Status made = root->store->MakeRoomFor(**part, paths); !made.ok()) return answer(made);
-        workers->Write(root->fs.get(), (*part)->target(), std::move(files), std::move(written_bytes),
-                       [root, chunk_bytes, record = std::move(record), answer = std::move(answer)](
-                           absl::StatusOr<std::vector<WrittenFile>> written) mutable {
-                         if (!written.ok()) return answer(WithConflict(written.status()));
-                         answer(PartRecordOf(std::move(record), chunk_bytes, *written));
-                       });
-      });
+  auto write = [root = root_, workers = threads_.metadata, id,
+                chunk_bytes = threads_.options.writer.chunk_bytes, record = std::move(record), files,
+                written_bytes = std::move(written_bytes),
+                answer = answers_.To(std::move(done))](UnchangedFiles unchanged) mutable {
+    const absl::StatusOr<NodePart*> part = root->FindPart(id);
+    if (!part.ok()) return answer(part.status());
+    std::vector<std::string> paths;
+    for (const FileImage& file : files) paths.push_back(file.path);
+    if (absl::Status made = root->store->MakeRoomFor(**part, paths); !made.ok()) return answer(made);
+    const Handle dir = (*part)->target();
+    absl::StatusOr<std::vector<FileImage>> others =
+        unchanged.Share(*root->fs, dir, std::move(files), written_bytes.get());
+    if (!others.ok()) return answer(others.status());
+    workers->Write(root->fs.get(), dir, *std::move(others), std::move(written_bytes),
+                   [root, chunk_bytes, record = std::move(record), unchanged = std::move(unchanged),
+                    answer = std::move(answer)](absl::StatusOr<std::vector<WrittenFile>> written) mutable {
+                     if (!written.ok()) return answer(WithConflict(written.status()));
+                     answer(PartRecordOf(std::move(record), chunk_bytes,
+                                         std::move(unchanged).AllOf(*std::move(written))));
+                   });
+  };
+  AfterComparing(std::move(base), files, std::move(write));
 }
 
 }  // namespace

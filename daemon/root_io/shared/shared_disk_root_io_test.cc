@@ -25,6 +25,7 @@
 #include "daemon/root_io/threaded_root_io.h"
 #include "storage/base/clock.h"
 #include "storage/base/errors.h"
+#include "storage/fs/posix_file_system.h"
 #include "tests/testing/file_images.h"
 #include "tests/testing/temp_dir.h"
 
@@ -57,6 +58,7 @@ struct Node {
   std::unique_ptr<EventLoop> loop;
   std::unique_ptr<ThreadedRootIoFactory> factory;
   std::unique_ptr<SharedFilesIo> io;
+  std::shared_ptr<CheckpointReader> base;  // Of the parts that it writes.
 };
 
 class SharedDiskRootIoTest : public ::testing::Test {
@@ -153,7 +155,7 @@ class SharedDiskRootIoTest : public ::testing::Test {
     if (!only_here_.empty()) (*checkpoint.mutable_pointers())[only_here_] = save.tag;
     const Images images = ImagesOf(rank, path.empty() ? PathOf(rank) : path);
     return Wait<absl::StatusOr<storage::v1::PartRecord>>(node, [&](auto done) {
-      node.io->WritePart(save.sequence, record, images.files(), nullptr, std::move(done));
+      node.io->WritePart(save.sequence, record, images.files(), node.base, nullptr, std::move(done));
     });
   }
   absl::StatusOr<std::string> Finish(Node& node, const SharedInflight& save,
@@ -255,6 +257,35 @@ TEST_F(SharedDiskRootIoTest, ThreeNodesWriteOneCheckpointAndEachReadsIt) {
   EXPECT_EQ(ReadWhole(dir_.path() + "/latest"), "step_1");
   EXPECT_THAT(Load(node(0), "step_1", 1)->pointers.holders, ElementsAre(1));
   EXPECT_THAT(NamesIn(".ckptd/shared/inflight"), IsEmpty());
+}
+
+// Local folders share by shared blocks or hard links, and so does each node's part of a checkpoint.
+TEST_F(SharedDiskRootIoTest, EachNodeSharesItsUnchangedFilesWithTheBase) {
+  OpenAll();
+  ASSERT_TRUE(BeginTerm(node(0), 1).ok());
+  Save(node(0), "step_1", 1);
+  for (int rank = 0; rank < kWorld - 1; ++rank) node(rank).base = *OpenCheckpoint(node(rank), "step_1", 1);
+  Save(node(0), "step_2", 2);
+  for (Node& each : nodes_) each.base = nullptr;
+  const auto inode = [&](const std::string& tag, int rank) {
+    struct stat info {};
+    EXPECT_EQ(::stat(absl::StrCat(dir_.path(), "/", tag, "/", PathOf(rank)).c_str(), &info), 0);
+    return info.st_ino;
+  };
+  const SpaceInfo space = *(*MakePosixFileSystem())->Space(dir_.fd());
+  const bool has_links = space.type != "xfs" && space.type != "btrfs";
+  for (int rank = 0; rank < kWorld; ++rank)
+    EXPECT_EQ(inode("step_1", rank) == inode("step_2", rank), has_links && rank < kWorld - 1) << rank;
+  std::filesystem::remove_all(dir_.path() + "/step_1");
+  const auto reader = OpenCheckpoint(node(1), "step_2", 2);
+  ASSERT_TRUE(reader.ok()) << reader.status();
+  for (int rank = 0; rank < kWorld; ++rank) {
+    const std::string saved = ImagesOf(rank, PathOf(rank)).Bytes(PathOf(rank));
+    std::string bytes(saved.size(), '\0');
+    const absl::Status read = (*reader)->Read(PathOf(rank), 0, std::as_writable_bytes(std::span(bytes)));
+    ASSERT_TRUE(read.ok()) << read;
+    EXPECT_TRUE(bytes == saved) << rank;
+  }
 }
 
 TEST_F(SharedDiskRootIoTest, AllNodesFindOneRunWhoeverOpensTheRootFirst) {
@@ -691,17 +722,6 @@ TEST_F(SharedDiskRootIoTest, ScanFindsWhatIsHalfRemoved) {
   ASSERT_EQ(stat(tag.c_str(), &found), 0);
   EXPECT_EQ(half_removed.inode, found.st_ino);
   EXPECT_THAT(scanned->foreign, IsEmpty());
-}
-
-TEST_F(SharedDiskRootIoTest, WhatItCannotDoYetIsSaidAndChangesNothing) {
-  OpenAll();
-  ASSERT_TRUE(BeginTerm(node(0), 1).ok());
-  Save(node(0), "step_1", 1);
-  const auto undeleted = Wait<absl::StatusOr<Undeleted>>(
-      node(0), [&](auto done) { node(0).io->Undelete("step_1", 1, std::move(done)); });
-  EXPECT_EQ(ReasonOf(undeleted.status()), "SHARED_ROOT_UNSUPPORTED");
-  EXPECT_TRUE(absl::IsUnimplemented(undeleted.status()));
-  EXPECT_TRUE(Load(node(0), "step_1", 1).ok());
 }
 
 TEST_F(SharedDiskRootIoTest, PinThatTheNodesKnowIsInTheRecordOfTheRunUntilItIsTakenBack) {

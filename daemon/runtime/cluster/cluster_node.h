@@ -58,6 +58,10 @@ class ClusterNode {
   // Adds what each node has last reported of itself to a status that has this node's ClusterStatus, or why it
   // could not be read.
   void AddSummaries(v1::Status status, absl::AnyInvocable<void(absl::StatusOr<v1::Status>)> done);
+  // As GrpcEtcd::Renew.
+  void Renew(EtcdCredentials credentials, GrpcEtcd::Renewed done) {
+    etcd_->Renew(std::move(credentials), std::move(done));
+  }
   // For those who wait for the registration: names this node, and what to do. LEDGER_UNAVAILABLE while it may
   // come by itself; else the error that keeps it away, such as LEDGER_RESTORED. OK if it is registered.
   absl::Status WhyUnregistered() const;

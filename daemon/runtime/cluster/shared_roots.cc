@@ -1,7 +1,10 @@
 #include "daemon/runtime/cluster/shared_roots.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
+#include <cstdint>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -34,11 +37,17 @@ SharedRoots::SharedRoots(Etcd* etcd, Clock* clock, Options options, Post post, F
       follow_(std::move(follow)),
       register_anew_(std::move(register_anew)) {}
 
+void SharedRoots::SetBound(const UseBound& bound) {
+  options_.bound = bound;
+  for (OpenRun* run : runs_) run->SetBound(bound);
+}
+
 RootAccess SharedRoots::Open(std::unique_ptr<SharedFilesIo> files, const std::string& path) {
   NodesRun::Options options;
   options.cluster_prefix = options_.cluster_prefix;
   options.path = path;
   options.grace = options_.grace;
+  options.visibility = options_.visibility;
   options.ended_kept_for = options_.ended_kept_for;
   options.bound = options_.bound;
   options.post = post_;
@@ -47,10 +56,7 @@ RootAccess SharedRoots::Open(std::unique_ptr<SharedFilesIo> files, const std::st
   auto io = std::make_unique<NodesRootIo>(std::move(files));
   auto run = std::make_unique<OpenRun>(this, io->files(), std::move(options));
   io->Connect(run.get());
-  RootAccess access;
-  access.io = std::move(io);
-  access.authority = std::move(run);
-  return access;
+  return {std::move(io), std::move(run)};
 }
 
 // `ask` asks each run, which answers later or within the call.
@@ -85,6 +91,8 @@ void SharedRoots::Resign(absl::AnyInvocable<void(absl::Status)> resigned) {
 }
 
 void SharedRoots::Describe(v1::ClusterStatus* status) const {
+  for (const std::string& folder : options_.folders) status->add_shared_folders(folder);
+  status->set_visibility_seconds(static_cast<int32_t>(options_.visibility / std::chrono::seconds(1)));
   std::vector<const OpenRun*> runs(runs_.begin(), runs_.end());
   std::sort(runs.begin(), runs.end(),
             [](const OpenRun* a, const OpenRun* b) { return a->path() < b->path(); });

@@ -22,7 +22,7 @@
 
 namespace ckptd {
 
-// Used on the engine's thread, but for IsShared; destroyed after the engine, and with it all runs that it has
+// Used on the engine's thread; destroyed after the engine, and with it all runs that it has
 // opened.
 //
 // A root opens without a registration of this node in etcd: what needs one waits for it, and is answered with
@@ -33,6 +33,7 @@ class SharedRoots {
     SharedFolders folders;
     std::string cluster_prefix;  // Of all keys of ckptd in this etcd, with the slash at its end.
     Duration grace{};            // For a lost node to come back.
+    Duration visibility = std::chrono::seconds(5);    // As NodesRun::Options::visibility.
     Duration ended_kept_for = std::chrono::hours(1);  // As NodesRun::Options::ended_kept_for.
     UseBound bound;                                   // On what the runs of one user have in etcd.
     // As ClusterNode::WhyUnregistered; may be null.
@@ -49,8 +50,13 @@ class SharedRoots {
   SharedRoots(Etcd* etcd, Clock* clock, Options options, Post post, Follow follow,
               RegisterAnew register_anew);
 
+  // Also for the runs that are open.
+  void SetBound(const UseBound& bound);
+  // For roots that are opened from now on. One that is open stays what it is, so those whose folder comes or goes
+  // must be closed before.
+  void SetFolders(const SharedFolders& folders) { options_.folders = folders; }
+
   // Of a root at this path, which is absolute and without symbolic links; empty: this process has none.
-  // Thread-safe.
   bool IsShared(const std::string& path) const { return IsInSharedFolder(options_.folders, path); }
 
   // `path`: of the root, as the processes of a launch name it.
@@ -63,7 +69,7 @@ class SharedRoots {
   // up; call it once. The first error counts.
   void Resign(absl::AnyInvocable<void(absl::Status)> resigned);
 
-  // Adds the open runs.
+  // Adds the shared folders, and the open runs.
   void Describe(v1::ClusterStatus* status) const;
 
  private:
@@ -74,7 +80,7 @@ class SharedRoots {
 
   Etcd* const etcd_;
   Clock* const clock_;
-  const Options options_;
+  Options options_;
   const Post post_;
   const Follow follow_;
   const RegisterAnew register_anew_;

@@ -30,6 +30,7 @@ using std::chrono::minutes;
 using std::chrono::seconds;
 using ::testing::AllOf;
 using ::testing::Contains;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
@@ -191,6 +192,15 @@ TEST_F(SharedRootsTest, RootsBeneathItsFoldersAreShared) {
   EXPECT_TRUE(one_.roots->IsShared("/shared/run"));
   EXPECT_FALSE(one_.roots->IsShared("/local/run"));
   EXPECT_FALSE(one_.roots->IsShared(""));
+  SharedFolders others;
+  others.Add("/local");
+  one_.roots->SetFolders(others);
+  EXPECT_FALSE(one_.roots->IsShared("/shared/run"));
+  EXPECT_TRUE(one_.roots->IsShared("/local/run"));
+  v1::ClusterStatus status;
+  one_.roots->Describe(&status);
+  EXPECT_THAT(status.shared_folders(), ElementsAre("/local"));
+  EXPECT_EQ(status.visibility_seconds(), 5);
 }
 
 TEST_F(SharedRootsTest, TwoDaemonsSaveOneCheckpoint) {

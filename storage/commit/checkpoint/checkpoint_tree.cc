@@ -1,6 +1,7 @@
 #include "storage/commit/checkpoint/checkpoint_tree.h"
 
 #include <functional>
+#include <optional>
 #include <set>
 #include <utility>
 
@@ -14,10 +15,8 @@ namespace ckptd {
 namespace {
 
 absl::Status MakeDirOnce(FileSystem& fs, Handle dir, const std::string& path) {
-  const absl::Status made = fs.MakeDir(dir, path);
-  if (made.ok() || !absl::IsAlreadyExists(made)) return made;
-  CKPTD_ASSIGN_OR_RETURN(const FileStat stat, fs.Stat(dir, path));
-  if (stat.type == FileType::kDirectory) return absl::OkStatus();
+  CKPTD_ASSIGN_OR_RETURN(const std::optional<FileStat> found, MakeDirOrStat(fs, dir, path));
+  if (!found.has_value() || found->type == FileType::kDirectory) return absl::OkStatus();
   return MakeError(absl::StatusCode::kAlreadyExists, "FILE_CONFLICT",
                    absl::StrCat(path, " is a file of this checkpoint and the directory of another one"),
                    {{"path", path}});

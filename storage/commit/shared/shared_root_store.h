@@ -21,8 +21,8 @@
 // any call, for any time, and make it then: no call harms what others have done meanwhile. Its answer may be
 // out of date, and counts only when the ledger accepts what the daemon makes of it.
 //
-// LOOK_AGAIN (look_again.h) of any call: ask again a little later, for a bounded time (kStaleness of
-// shared_scan.h, and some more for a slow file system), while the ledger still says what it said.
+// LOOK_AGAIN (look_again.h) of any call: ask again a little later, for a bounded time
+// (SharedRootStoreOptions::staleness, and some more for a slow file system), while the ledger still says what it said.
 //
 // Not thread-safe: the root's metadata worker makes all calls. Uses no daemon code and no gRPC.
 #ifndef CKPTD_STORAGE_COMMIT_SHARED_SHARED_ROOT_STORE_H_

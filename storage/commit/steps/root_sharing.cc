@@ -62,9 +62,9 @@ absl::Status CheckNotShared(FileSystem& fs, Handle root) {
   return MakeError(
       absl::StatusCode::kFailedPrecondition, reason::kRootSharingChanged,
       absl::StrCat("several nodes share this root (", id,
-                   " is there), and this daemon would take it for its own. Write its folder into the "
-                   "daemon's configuration, cluster { shared_folders: ... }, or save into another "
-                   "directory"));
+                   " is there), and this daemon would take it for its own. Write into the daemon's "
+                   "configuration cluster { etcd_endpoints: ... shared_folders: ... }, with the folder of this "
+                   "root, or save into another directory"));
 }
 
 absl::Status CheckNotOfOneNode(FileSystem& fs, Handle root) {

@@ -13,7 +13,7 @@
 
 namespace ckptd {
 
-// For how long one node may not see what another one has done.
+// For how long one node may not see what another one has done, where cluster.visibility_seconds says nothing else.
 inline constexpr Duration kStaleness = std::chrono::seconds(5);
 
 inline constexpr char kLookAgain[] = "LOOK_AGAIN";

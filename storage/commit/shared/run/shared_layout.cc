@@ -1,28 +1,24 @@
 #include "storage/commit/shared/run/shared_layout.h"
 
-#include <string>
+#include <cerrno>
 #include <string_view>
 
-#include "absl/strings/str_cat.h"
+#include "storage/base/errors.h"
 #include "storage/base/status_macros.h"
+#include "storage/commit/shared/run/look_again.h"
 #include "storage/format/names.h"
 
 namespace ckptd {
 namespace {
 
-absl::StatusOr<ScopedHandle> MakeAndOpen(FileSystem& fs, Handle dir, std::string_view path) {
-  CKPTD_RETURN_IF_ERROR(MakeDirsDurably(fs, dir, path));
-  return OpenScoped(fs, dir, path, OpenMode::kDirectory);
-}
-
-// Another node may have made them, and not synced them yet, or have been killed before it did.
-absl::Status SyncAbove(const SharedLayout& layout) {
-  FileSystem& fs = *layout.fs;
-  CKPTD_RETURN_IF_ERROR(fs.Sync(layout.shared.get(), SyncMode::kAll));
-  CKPTD_ASSIGN_OR_RETURN(const ScopedHandle ours,
-                         OpenScoped(fs, layout.root, kOurDirectory, OpenMode::kDirectory));
-  CKPTD_RETURN_IF_ERROR(fs.Sync(ours.get(), SyncMode::kAll));
-  return fs.Sync(layout.root, SyncMode::kAll);
+// Other nodes may be making it at this moment.
+absl::StatusOr<ScopedHandle> MakeAndOpen(FileSystem& fs, Handle dir, std::string_view name) {
+  const absl::Status made = MakeDirOrStat(fs, dir, name).status();
+  if (ErrnoOf(made) == EEXIST) return LookAgain(name, made);
+  CKPTD_RETURN_IF_ERROR(made);
+  absl::StatusOr<ScopedHandle> opened = OpenScoped(fs, dir, name, OpenMode::kDirectory);
+  if (MayBeAnothersChange(opened.status())) return LookAgain(name, opened.status());
+  return opened;
 }
 
 }  // namespace
@@ -31,11 +27,13 @@ absl::StatusOr<SharedLayout> OpenSharedLayout(FileSystem* fs, Handle root) {
   SharedLayout layout;
   layout.fs = fs;
   layout.root = root;
-  const std::string shared = absl::StrCat(std::string(kOurDirectory), "/", std::string(kSharedDirectory));
-  CKPTD_ASSIGN_OR_RETURN(layout.shared, MakeAndOpen(*fs, root, shared));
+  CKPTD_ASSIGN_OR_RETURN(const ScopedHandle ours, MakeAndOpen(*fs, root, kOurDirectory));
+  CKPTD_ASSIGN_OR_RETURN(layout.shared, MakeAndOpen(*fs, ours.get(), kSharedDirectory));
   CKPTD_ASSIGN_OR_RETURN(layout.inflight, MakeAndOpen(*fs, layout.shared.get(), kInflightDirectory));
   CKPTD_ASSIGN_OR_RETURN(layout.trash, MakeAndOpen(*fs, layout.shared.get(), kTrashDirectory));
-  CKPTD_RETURN_IF_ERROR(SyncAbove(layout));
+  // Those, too, that were there: another node may have been killed before it synced them.
+  for (const Handle dir : {layout.shared.get(), ours.get(), root})
+    CKPTD_RETURN_IF_ERROR(fs->Sync(dir, SyncMode::kAll));
   return layout;
 }
 

@@ -105,6 +105,17 @@ TEST(SharedRunIdTest, AnyCallThatFailsIsAnErrorAndTheNextTryHasAnId) {
   }
 }
 
+TEST(SharedRunIdTest, DirectoryThatExistsAndCannotBeFoundIsLookedAtAgain) {
+  for (const char* name : {".ckptd", ".ckptd/shared", ".ckptd/shared/inflight", ".ckptd/shared/trash"}) {
+    CrashDisk disk;
+    FaultyFileSystem faulty(&disk);
+    faulty.Fail({.op = FsOp::kMakeDir, .path = name, .nth = FsFault::kEvery, .error = EEXIST});
+    EXPECT_EQ(ReasonOf(OpenSharedLayout(&faulty, disk.root()).status()), "LOOK_AGAIN") << name;
+    faulty.ClearFaults();
+    EXPECT_TRUE(OpenSharedLayout(&faulty, disk.root()).ok()) << name;
+  }
+}
+
 TEST(SharedRunIdTest, WhatAnotherProgramHasPutThereIsNoId) {
   CrashDisk disk;
   PlantAt(disk, kRun + "/notes", "x");
