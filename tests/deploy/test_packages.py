@@ -16,7 +16,7 @@ from harness import packages, until
 # The first run installs the node's Debian.
 pytestmark = pytest.mark.timeout(900)
 
-OLD_VERSION = "0.0.9"
+OLD_VERSION = "0.1.0"
 CONFIGURATION = "/etc/ckptd/ckptd.txtpb"
 # The machine that runs the tests lends the pool, of which the default is a quarter of the memory.
 SMALL_POOL = "[Service]\nExecStart=\nExecStart=/usr/bin/ckptd --pool_bytes=256MiB\n"

@@ -56,6 +56,7 @@ def test_tour_pasted_ten_times_prints_the_same_each_time(
     assert "/tmp/ckptd-tour" in code and "/data/" not in code, "the tour needs a folder that anybody can make"
     code = code.replace("/tmp/ckptd-tour", str(home / "tour"))
     environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "CKPTD_ENDPOINT")}
+    lines_of_grpc = 0
     for _ in range(10):
         done = subprocess.run(
             [sys.executable, "-c", code],
@@ -69,4 +70,10 @@ def test_tour_pasted_ten_times_prints_the_same_each_time(
         )
         assert done.returncode == 0, done.stderr
         assert done.stdout == printed
-        assert done.stderr == ""
+        # gRPC may write so of a descriptor of its own when the last channel of a process is closed. To keep a channel open
+        # would keep its threads in processes that have ended their work with ckptd, and that may fork.
+        lines = done.stderr.splitlines()
+        others = [line for line in lines if "encountered epoll_wait error: Bad file descriptor" not in line]
+        assert others == []
+        lines_of_grpc += len(lines)
+    assert lines_of_grpc <= 1, "that is rare"

@@ -42,6 +42,7 @@ def pattern(line: str) -> str:
     line = re.sub(r"runs/[0-9a-f]{16}", "runs/#", line)
     line = re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", "#", line)
     line = re.sub(rf"\b\d+(\.\d+)?( {UNITS}(?![\w/]))?", "#", line)
+    line = re.sub(r"\b[KMG]i?B/s", "B/s", line)
     line = re.sub(r"#( #)+", "#", line)
     return re.sub(r"\s+", " ", line).strip()
 

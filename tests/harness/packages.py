@@ -1,4 +1,4 @@
-"""The packages, built from the wheel that tools/setup installed, and how docs/install.md installs them."""
+"""The packages, built from the wheel and the C++ library of tools/setup, and how docs/install.md installs them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import subprocess
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 VERSION = (REPOSITORY / "VERSION").read_text().strip()
 WHEEL = REPOSITORY / "dist" / f"ckptd-{VERSION}-py3-none-manylinux2014_x86_64.whl"
+SDK = REPOSITORY / "dist/sdk"
 DATE = 1767225600  # 2026-01-01.
 
 
@@ -17,7 +18,8 @@ def build_package(
 ) -> pathlib.Path:
     out.mkdir(exist_ok=True)
     command = [
-        *(REPOSITORY / "tools/packaging/build_packages.py", f"--wheel={WHEEL}", f"--checkout={checkout}"),
+        *(REPOSITORY / "tools/packaging/build_packages.py", f"--wheel={WHEEL}", f"--sdk={SDK}"),
+        f"--checkout={checkout}",
         *(f"--version={version}", f"--date={DATE}", f"--out={out}", kind),
     ]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120)

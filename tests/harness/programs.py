@@ -15,6 +15,9 @@ from ckptd.v1 import messages_pb2, service_pb2_grpc
 
 from harness.waiting import TIMEOUT, readable
 
+# Longer than a test may take, but on Linux in user mode, where each call on NFS takes its time.
+_CKPTCTL_SECONDS = 600
+
 
 class DaemonProgram:
     """A ckptd that a test configures, starts and ends itself. Its socket, state and log are in one folder."""
@@ -88,7 +91,7 @@ def ckptctl(
 ) -> subprocess.CompletedProcess[str]:
     """`wrapper` is a command that runs it in its own place, as nsenter does."""
     command = [*wrapper, find_program("ckptctl")] + ([f"--endpoint={endpoint}"] if endpoint else []) + list(arguments)
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_CKPTCTL_SECONDS)
     if check:
         assert done.returncode == 0, f"{command}: {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done

@@ -57,13 +57,13 @@ class RankThreads:
                 world_size=self.world_size,
                 num_kept_ckpts=self.record.keep,
                 commit_timeout=COMMIT_TIMEOUT,
+                share_unchanged=self.record.unchanged > 0,
             )
         return self._runs[rank]
 
     def _save(self, rank: int, version: Version) -> None:
         try:
-            files = {version.name(rank): version.data(rank)}
-            save = self.run(rank).save(version.tag, files=files, timeout=COMMIT_TIMEOUT)
+            save = self.run(rank).save(version.tag, files=version.files(rank), timeout=COMMIT_TIMEOUT)
             save.wait("committed", TIMEOUT)
             self.record.committed(version, save.sequence)
         except ckptd.CheckpointFailed as error:

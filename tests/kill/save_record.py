@@ -20,6 +20,7 @@ class Version:
     number: int
     world_size: int
     size: int
+    unchanged: int = 0  # Bytes of a second file of each rank, the same in all saves; 0: there is none.
     sequence: int = 0  # As a rank was told.
     committed: bool = False  # At least one rank was told that it is committed.
     failed: str = ""  # The reason, if at least one rank was told that it failed.
@@ -31,21 +32,28 @@ class Version:
         """Unique to this save and rank. Only rank 0's may be empty, so that no two checkpoints are equal."""
         return random.Random(f"{self.tag} {self.number} {rank}").randbytes(self.size + 17 * rank)
 
+    def files(self, rank: int) -> Dict[str, bytes]:
+        files = {self.name(rank): self.data(rank)}
+        if self.unchanged:
+            files[f"same/r{rank}.bin"] = random.Random(f"unchanged {rank}").randbytes(self.unchanged)
+        return files
+
 
 class SaveRecord:
     """Every version of every tag in a root. Thread-safe."""
 
-    def __init__(self, root: pathlib.Path, keep: Optional[int] = None) -> None:
-        """keep: how many checkpoints retention keeps; None: all."""
+    def __init__(self, root: pathlib.Path, keep: Optional[int] = None, unchanged: int = 0) -> None:
+        """keep: how many checkpoints retention keeps; None: all. unchanged: as in Version."""
         self.root = root
         self.keep = keep
+        self.unchanged = unchanged
         self._lock = threading.Lock()
         self._versions: Dict[str, List[Version]] = {}
 
     def begin(self, tag: str, world_size: int, size: int) -> Version:
         with self._lock:
             versions = self._versions.setdefault(tag, [])
-            versions.append(Version(tag, len(versions) + 1, world_size, size))
+            versions.append(Version(tag, len(versions) + 1, world_size, size, self.unchanged))
             return versions[-1]
 
     def committed(self, version: Version, sequence: int) -> None:
@@ -98,7 +106,8 @@ class SaveRecord:
         with root.open(info.tag) as checkpoint:
             read = {name: checkpoint.read(name) for name in checkpoint.files}
         for version in reversed(self._versions.get(info.tag, [])):  # Usually the newest.
-            if read == {version.name(rank): version.data(rank) for rank in range(version.world_size)}:
+            ranks = range(version.world_size)
+            if read == {name: data for rank in ranks for name, data in version.files(rank).items()}:
                 assert not version.failed, f"{info.tag} was reported as failed ({version.failed}), but is in the root"
                 return version
         raise AssertionError(f"{info.tag} equals no save: { {name: len(data) for name, data in read.items()} }")

@@ -15,6 +15,7 @@ import os
 import pathlib
 import random
 import shutil
+import subprocess
 from collections.abc import Callable, Iterator
 from typing import Optional
 
@@ -43,6 +44,7 @@ KINDS = [
     "renameat2",
     "ftruncate",
     "fallocate",
+    "linkat",
 ]
 TWICE = ["fsync", "unlinkat", "openat2", "renameat2", "renameat"]
 backends = pytest.mark.parametrize("backend", list(AFTER))
@@ -72,10 +74,10 @@ class World:
 
 
 @contextlib.contextmanager
-def world_in(folder: pathlib.Path, backend: str, keep: Optional[int] = None) -> Iterator[World]:
+def world_in(folder: pathlib.Path, backend: str, keep: Optional[int] = None, unchanged: int = 0) -> Iterator[World]:
     root = folder / "root"
     root.mkdir(parents=True)
-    record = SaveRecord(root, keep)
+    record = SaveRecord(root, keep, unchanged)
     with closing(KillableDaemon(folder, backend)) as daemon, closing(RankThreads(daemon, record, WORLD_SIZE)) as ranks:
         yield World(folder, daemon, record, ranks)
     shutil.rmtree(folder)
@@ -178,6 +180,24 @@ def test_resave_of_a_tag_survives_a_kill_at_every_call(folder: pathlib.Path, bac
 
     hits = kill_at_every_call(folder, backend, kill)
     expect_hit(hits, *WRITES[backend], "mkdirat", "renameat2", "unlinkat", "fallocate", "fsync", at_least=40)
+
+
+# With one checkpoint kept, so that the one with which files are shared is evicted. What the two back ends do differently is
+# in the tests above.
+def test_save_that_shares_files_survives_a_kill_at_every_call(folder: pathlib.Path) -> None:
+    def kill(place: pathlib.Path, point: Point) -> str:
+        with world_in(place, "threads", keep=1, unchanged=SIZE) as world:
+            return save_and_kill(world, point, ("a",), "b")
+
+    hits = kill_at_every_call(folder, "threads", kill)
+    shares = "linkat" in hits or not links_files(folder)
+    assert shares, hits
+    expect_hit(hits, "pwrite64", "mkdirat", "renameat2", "unlinkat", "fsync", at_least=40)
+
+
+def links_files(folder: pathlib.Path) -> bool:
+    """Whether files are shared here as hard links, because the file system cannot share blocks."""
+    return subprocess.run(["stat", "-f", "-c", "%T", folder], capture_output=True, text=True).stdout.strip() not in ("xfs", "btrfs")
 
 
 # Retention and recovery write no files of checkpoints, so both back ends make the same calls there.

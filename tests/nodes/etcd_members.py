@@ -63,13 +63,20 @@ class EtcdMembers:
         scheme = "https" if self._authority else "http"
         return [f"{scheme}://{address}:{CLIENT_PORT}" for address in self.addresses]
 
+    def peer(self, member: int) -> str:
+        """Its address for the other members."""
+        return f"http://{self.addresses[member]}:{PEER_PORT}"
+
+    def data_folder(self, member: int) -> pathlib.Path:
+        return self.folder / f"m{member}"
+
     def start(self, member: int) -> None:
         """Starts a member with the data that it has."""
-        client, peer = self.endpoints()[member], self._peer(member)
-        members = ",".join(f"m{each}={self._peer(each)}" for each in range(len(self.addresses)))
+        client, peer = self.endpoints()[member], self.peer(member)
+        members = ",".join(f"m{each}={self.peer(each)}" for each in range(len(self.addresses)))
         arguments = [
             f"--name=m{member}",
-            f"--data-dir={self.folder / f'm{member}'}",
+            f"--data-dir={self.data_folder(member)}",
             f"--listen-client-urls={client}",
             f"--advertise-client-urls={client}",
             f"--listen-peer-urls={peer}",
@@ -102,6 +109,12 @@ class EtcdMembers:
     def remove(self, key: str) -> None:
         self._call("kv/deleterange", key=_encoded(key))
 
+    def count(self, prefix: str) -> int:
+        """How many keys begin like this. `prefix` ends with a slash."""
+        last = chr(ord("/") + 1)
+        found = self._call("kv/range", key=_encoded(prefix), range_end=_encoded(prefix[:-1] + last), count_only=True)
+        return int(found.get("count", 0))
+
     def fill(self) -> None:
         """Uses up the quota: from now on etcd takes no writes."""
         for number in range(2 * QUOTA_BYTES // _FILLER_BYTES):
@@ -120,6 +133,12 @@ class EtcdMembers:
             self._call("maintenance/defragment", member)
         for alarm in self._call("maintenance/alarm", action="GET").get("alarms", []):
             self._call("maintenance/alarm", action="DEACTIVATE", memberID=alarm["memberID"], alarm=alarm["alarm"])
+
+    def lose(self) -> None:
+        """All members are killed, and their data is gone."""
+        for member in list(self.processes):
+            self.kill(member)
+            shutil.rmtree(self.data_folder(member))
 
     def back_up(self) -> None:
         """Keeps what the members have now, for `restore`. All are stopped meanwhile."""
@@ -147,9 +166,6 @@ class EtcdMembers:
 
     def log(self) -> str:
         return "".join(path.read_text(errors="replace")[-2000:] for path in sorted(self.folder.glob("*.log")))
-
-    def _peer(self, member: int) -> str:
-        return f"http://{self.addresses[member]}:{PEER_PORT}"
 
     def _leads(self, member: int) -> bool:
         try:

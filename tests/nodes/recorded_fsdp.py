@@ -38,11 +38,13 @@ def main() -> None:
     parser.add_argument("--steps", type=int, required=True, help="the step at which training ends")
     parser.add_argument("--without-ckptd", action="store_true", help="save with DCP's own writer")
     parser.add_argument("--load", default="", help="the checkpoint to load without ckptd")
+    parser.add_argument("--width", type=int, required=True, help="of the model")
+    parser.add_argument("--layers", type=int, required=True, help="of the model")
     options = parser.parse_args()
     dist.init_process_group("gloo")
     journal = Journal(options.journals / f"rank{dist.get_rank()}.jsonl")
     set_deterministic(SEED)
-    training = Training(Gpt(width=192, layers=6))
+    training = Training(Gpt(options.width, options.layers))
     journal.write("ready")
     if options.without_ckptd:
         last = options.load

@@ -87,7 +87,7 @@ def test_request_is_carried_out_by_the_next_coordinator_if_the_first_one_has_end
     coordinator.end(signal.SIGKILL)
 
     def is_deleted():
-        done = follower.ask("delete", f"{cluster.root}/step_1", check=False)
+        done = follower.ask("--timeout=60", "delete", f"{cluster.root}/step_1", check=False)
         assert done.returncode == 0 or "reads the pointer files; try again" in done.stderr, done.stderr
         return done.returncode == 0
 

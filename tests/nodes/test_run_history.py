@@ -95,6 +95,14 @@ def test_node_that_saved_nothing_may_show_an_older_state(history):
     assert explained(history)
 
 
+def test_listing_may_have_a_pin_that_is_later_than_a_checkpoint_which_it_lacks(history):
+    history.save(1, "a", 0, 1)
+    history.save(2, "b", 2, 3)
+    history.change("pin", "a", 4, step=1)
+    history.listed(5, (1, "a", True), node="gpu3")
+    assert explained(history)
+
+
 def test_retention_may_take_its_time(history):
     for step, tag in enumerate("abc", 1):
         history.save(step, tag, step, step + 0.5)
@@ -193,6 +201,20 @@ def test_retention_that_leaves_too_few_is_refused(history):
     for step, tag in enumerate("abc", 1):
         history.save(step, tag, step, step + 0.5)
     history.listed(6, (3, "c", False))
+    assert not explained(history)
+
+
+def test_pin_that_comes_and_goes_is_refused(history):
+    history.save(1, "a", 0, 1)
+    history.change("pin", "a", 2, end=9)
+    history.listed(3, (1, "a", True), node="gpu3")
+    history.listed(4, (1, "a", False), node="gpu3")
+    assert not explained(history)
+
+
+def test_pin_that_no_operator_made_is_refused(history):
+    history.save(1, "a", 0, 1)
+    history.listed(2, (1, "a", True))
     assert not explained(history)
 
 

@@ -51,12 +51,16 @@ def test_checkpoint_that_was_put_back_stays_when_all_daemons_start_again(cluster
     until(lambda: not os.path.exists(f"{cluster.root}/step_1"), "retention to remove step_1")
     assert tags(cluster.root) == ["step_2"]
     job.close()
+    keeps_all = on_one_node(cluster, "second", keep=None)  # Else retention could remove step_1 as soon as it is listed again.
+    assert words(keeps_all.save("step_3", 3)) == {"committed"}
+    keeps_all.close()
     os.rename(archive, f"{cluster.root}/step_1")
     restart_daemons(cluster)
-    keeps_all = on_one_node(cluster, "second", keep=None)
-    assert words(keeps_all.save("step_3", 3)) == {"committed"}
+    again = on_one_node(cluster, "third", keep=None)
     until(lambda: cluster.nodes[0].tags(cluster.root)[-1] == "step_1", "step_1 to be listed")
-    keeps_all.close()
+    assert words(again.save("step_4", 4)) == {"committed"}
+    assert tags(cluster.root) == ["step_4", "step_3", "step_2", "step_1"]
+    again.close()
 
 
 def test_copy_of_a_shared_root_is_refused_until_it_has_a_run_of_its_own(cluster):

@@ -14,33 +14,52 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Tuple
 
 from cluster import GRACE_SECONDS, LEASE_SECONDS, Cluster
 from places import SeparateHosts, why_no_namespaces
-from shared_file_systems import NETWORK, chosen, sandbox
+from shared_file_systems import LOCAL, NETWORK, chosen, sandbox
 
 import ckptd
 from examples.demo.claims import Claims
 from harness import closing, temporary_folder, until
 
-RANKS_PER_NODE = 2
 POOL_BYTES = 256 << 20
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 PATIENCE = 180  # Seconds for a launch, or what it does next, on a busy machine.
 
 
+class Size(NamedTuple):
+    """Of the job."""
+
+    ranks_per_node: int
+    width: int  # Of the model.
+    layers: int
+
+
+USUAL = Size(ranks_per_node=2, width=192, layers=6)
+# Most of the demo's time is that of processes that import torch.
+BRIEF = Size(ranks_per_node=1, width=64, layers=2)
+
+
 class Job:
     """One start of the job: an agent of torchrun on each node, and a journal of each rank."""
 
-    def __init__(self, folder: pathlib.Path, wrappers: Sequence[Sequence[str]], environments: Sequence[Dict[str, str]], *arguments: str):
+    def __init__(
+        self,
+        folder: pathlib.Path,
+        ranks_per_node: int,
+        wrappers: Sequence[Sequence[str]],
+        environments: Sequence[Dict[str, str]],
+        arguments: Sequence[str],
+    ):
         folder.mkdir()
         self.folder = folder
-        self.world_size = RANKS_PER_NODE * len(wrappers)
+        self.world_size = ranks_per_node * len(wrappers)
         self.agents: List["subprocess.Popen[bytes]"] = []
         self.lost: List[int] = []
         for node, (wrapper, environment) in enumerate(zip(wrappers, environments)):
-            launcher = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={len(wrappers)}", f"--nproc-per-node={RANKS_PER_NODE}"]
+            launcher = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={len(wrappers)}", f"--nproc-per-node={ranks_per_node}"]
             meeting = ["--rdzv-backend=c10d", f"--rdzv-id={folder.name}", f"--rdzv-endpoint={environments[0]['ADDRESS']}:29400"]
             meeting += [f"--local-addr={environment['ADDRESS']}", f"--rdzv-conf=is_host={int(node == 0)}"]
             with open(folder / f"agent{node}.log", "wb") as log:
@@ -96,8 +115,9 @@ class Job:
 class ThreeNodes:
     """The story, and what is claimed of it."""
 
-    def __init__(self, folder: pathlib.Path, places: SeparateHosts, cluster: Cluster) -> None:
+    def __init__(self, folder: pathlib.Path, places: SeparateHosts, cluster: Cluster, size: Size) -> None:
         self.folder = folder
+        self.size = size
         self.places = places
         self.cluster = cluster
         self.claims = Claims()
@@ -111,10 +131,14 @@ class ThreeNodes:
              "TP_SOCKET_IFNAME": "eth0", "CKPTD_JOB_ID": "gpt"}
             for number, node in enumerate(chosen_nodes)
         ]
-        name = f"launch-{len(self.jobs) + 1}"
-        job = Job(self.folder / name, [node.wrapper for node in chosen_nodes], environments, f"--root={self.root}", f"--steps={steps}")
+        wrappers = [node.wrapper for node in chosen_nodes]
+        arguments = [f"--root={self.root}", f"--steps={steps}", *self.model()]
+        job = Job(self.folder / f"launch-{len(self.jobs) + 1}", self.size.ranks_per_node, wrappers, environments, arguments)
         self.jobs.append(job)
         return job
+
+    def model(self) -> List[str]:
+        return [f"--width={self.size.width}", f"--layers={self.size.layers}"]
 
     def committed(self) -> List[str]:
         with contextlib.suppress(ckptd.CkptdError, OSError):
@@ -122,14 +146,15 @@ class ThreeNodes:
         return []
 
     def lose_a_node(self) -> None:
-        heading("Six ranks on three nodes train with FSDP2 and save each step; the third node dies in the save of step 3")
+        ranks = 3 * self.size.ranks_per_node
+        heading(f"{ranks} ranks on three nodes train with FSDP2 and save each step; the third node dies in the save of step 3")
         with closing(self.launch(steps=20)) as job:
             job.until(lambda: "step-2" in self.committed(), "the commit of step 2")
             job.until(lambda: any(entry["step"] == 3 for entry in job.events("saving")), "the save of step 3")
             self.places.kill(2)
             began = time.monotonic()
             self.cluster.nodes[2].wait()
-            others = lambda: [entry for entry in job.events("failed") if entry["rank"] < 4]  # noqa: E731
+            others = lambda: [entry for entry in job.events("failed") if entry["rank"] < 2 * self.size.ranks_per_node]  # noqa: E731
             until(lambda: others() or all(agent.poll() is not None for agent in job.agents[:2]) or "step-3" in self.committed(),
                   "the other nodes to hear of it", PATIENCE)
             seconds = time.monotonic() - began
@@ -148,7 +173,8 @@ class ThreeNodes:
     def lose_the_coordinator(self) -> None:
         heading("The job starts again on three nodes; the coordinator's daemon dies at the rename that publishes a checkpoint")
         before = int(self.committed()[0].partition("-")[2])
-        with closing(self.launch(steps=before + 3)) as job:
+        last = before + 5  # So that a save is left when the coordinator is found.
+        with closing(self.launch(steps=last)) as job:
             job.until(lambda: any(entry["step"] == before + 1 for entry in job.events("saved")), "the first save")
             coordinator = self.cluster.coordinator()
             coordinator.killer.arm(rf"^renameat2? {re.escape(self.root)}/\.ckptd/shared/inflight/[^/]+ -> {re.escape(self.root)}/step-\d+$")
@@ -164,12 +190,12 @@ class ThreeNodes:
         self.claims.check(
             "Another node publishes what the killed coordinator had decided",
             f"{tag} after {seconds:.1f} s (the lease is {LEASE_SECONDS} s)",
-            tag in self.committed() or self.committed()[0] == f"step-{before + 3}",
+            tag in self.committed() or self.committed()[0] == f"step-{last}",
         )
         self.claims.check(
             "The same trainers go on, and save with the new coordinator",
             f"newest {self.committed()[0]}, coordinator {self.cluster.coordinator().name} after {coordinator.name}",
-            self.committed()[0] == f"step-{before + 3}" and self.cluster.coordinator() is not coordinator,
+            self.committed()[0] == f"step-{last}" and self.cluster.coordinator() is not coordinator,
         )
 
     def lose_the_leader_of_etcd(self) -> None:
@@ -190,7 +216,7 @@ class ThreeNodes:
         self.cluster.etcd.start(leader)
 
     def shrink(self) -> None:
-        heading("The third node is gone; four ranks on two nodes go on")
+        heading(f"The third node is gone; {2 * self.size.ranks_per_node} ranks on two nodes go on")
         before = int(self.committed()[0].partition("-")[2])
         self.places.kill(2)
         self.cluster.nodes[2].wait()
@@ -221,12 +247,12 @@ class ThreeNodes:
 
     def check_reference(self) -> None:
         heading("The same training again, uninterrupted, without ckptd, by DCP's own files")
-        last_of_six = self.jobs[-2].events("end")[0]["step"]
+        last_of_three = self.jobs[-2].events("end")[0]["step"]
         last = self.jobs[-1].events("end")[0]["step"]
         plain = self.folder / "plain"
-        first = self.reference("reference-six", 3, f"--root={plain}", f"--steps={last_of_six}", "--without-ckptd")
-        load = f"--load={plain}/step-{last_of_six}"
-        second = self.reference("reference-four", 2, f"--root={plain}", f"--steps={last}", "--without-ckptd", load)
+        first = self.reference("reference-three", 3, f"--root={plain}", f"--steps={last_of_three}")
+        load = f"--load={plain}/step-{last_of_three}"
+        second = self.reference("reference-two", 2, f"--root={plain}", f"--steps={last}", load)
         expected: Dict[Tuple[str, int, int, int], str] = {}
         for job in (first, second):
             expected.update(outcomes_of(job))
@@ -237,15 +263,18 @@ class ThreeNodes:
                 equal += expected.get(key) == value
         self.claims.check(
             "Losses and states of all ranks equal those of an uninterrupted run, digit for digit",
-            f"{equal} of {total} losses and hashes, {len(self.jobs)} launches, worlds of 6 and 4 ranks",
+            f"{equal} of {total} losses and hashes, {len(self.jobs)} launches, "
+            f"worlds of {first.world_size} and {second.world_size} ranks",
             total > 0 and equal == total,
         )
         course = [float.fromhex(entry["loss"]) for job in (first, second) for entry in job.events("step") if entry["rank"] == 0]
         self.claims.check("The model learns from real text", f"loss {course[0]:.3f} at first, {course[-1]:.3f} at last", course[-1] < course[0])
 
     def reference(self, name: str, nodes: int, *arguments: str) -> Job:
-        environments = [{"ADDRESS": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo", "TP_SOCKET_IFNAME": "lo"}] * nodes
-        with closing(Job(self.folder / name, [[]] * nodes, environments, *arguments)) as job:
+        """As many ranks as those nodes have, by one agent."""
+        environment = {"ADDRESS": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo", "TP_SOCKET_IFNAME": "lo"}
+        words = [*arguments, *self.model(), "--without-ckptd"]
+        with closing(Job(self.folder / name, nodes * self.size.ranks_per_node, [[]], [environment], words)) as job:
             job.wait()
         return job
 
@@ -268,7 +297,7 @@ def heading(text: str) -> None:
     print(f"\n== {text}", flush=True)
 
 
-def tell() -> int:
+def tell(size: Size) -> int:
     """In the sandbox, or on a local folder."""
     began = time.monotonic()
     file_system = chosen()
@@ -276,7 +305,7 @@ def tell() -> int:
         with closing(Cluster(folder, places, killable=True, pool_bytes=POOL_BYTES)) as cluster:
             print(f"three nodes on {type(file_system).__name__ if file_system else 'one local folder'}, etcd with three members; "
                   f"leases of {LEASE_SECONDS} s, a grace of {GRACE_SECONDS} s", flush=True)
-            demo = ThreeNodes(folder, places, cluster)
+            demo = ThreeNodes(folder, places, cluster, size)
             try:
                 demo.lose_a_node()
                 demo.lose_the_coordinator()
@@ -294,23 +323,24 @@ def tell() -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="tools/demo --nodes=3", description=__doc__)
     parser.add_argument("--nodes", type=int, choices=[3], required=True)
-    parser.add_argument("--file-system", choices=["local", *NETWORK], help="default: glusterfs, or local where FUSE is not allowed")
+    parser.add_argument("--file-system", choices=[LOCAL, *NETWORK], help="default: glusterfs, or local where FUSE is not allowed")
+    parser.add_argument("--brief", action="store_true", help="with one rank on each node, and a smaller model")
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)  # The demo itself, in its sandbox.
     options = parser.parse_args()
     if options.here:
-        return tell()
-    if why_no_namespaces():
-        sys.exit(f"tools/demo --nodes=3 {why_no_namespaces()}")
-    name = options.file_system or ("local" if sandbox.why_not("glusterfs") else "glusterfs")
-    if options.file_system not in (None, "local") and sandbox.why_not(name):
-        sys.exit(f"tools/demo --nodes=3: {sandbox.why_not(name)}")
-    if not options.file_system and name == "local":
-        print(f"a bind mount of a local folder: {sandbox.why_not('glusterfs')}")
-    return tell_on(name)
+        return tell(BRIEF if options.brief else USUAL)
+    why_no_network = sandbox.why_not("glusterfs")
+    name = options.file_system or (LOCAL if why_no_network else "glusterfs")
+    why_not = why_no_namespaces() or sandbox.why_not(name)
+    if why_not:
+        sys.exit(f"tools/demo --nodes=3: {why_not}")
+    if not options.file_system and name == LOCAL:
+        print(f"a bind mount of a local folder: {why_no_network}", flush=True)
+    return tell_on(name, *(["--brief"] if options.brief else []))
 
 
-def tell_on(name: str) -> int:
-    return sandbox.run_shown(name, [sys.executable, "-m", "three_nodes", "--nodes=3", "--here"])
+def tell_on(name: str, *arguments: str) -> int:
+    return sandbox.run_shown(name, [sys.executable, "-m", "three_nodes", "--nodes=3", "--here", *arguments])
 
 
 if __name__ == "__main__":

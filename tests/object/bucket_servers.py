@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from typing import Any, Dict, Iterator
+from typing import Any, Dict, Iterator, Tuple
 
 import boto3
 from harness.waiting import TIMEOUT
@@ -51,10 +51,11 @@ threading.Event().wait()
 
 @dataclasses.dataclass
 class BucketServer:
+    name: str
     endpoint: str
     access_key: str
     secret_key: str
-    lacks: str  # What of the contract of ObjectStore it is known to lack.
+    lacks: Tuple[str, ...]  # What of the contract of ObjectStore it is known to lack.
 
     def environment(self) -> Dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
@@ -90,7 +91,8 @@ def start_moto() -> Iterator[BucketServer]:
         assert process.stdout is not None
         port = process.stdout.readline().strip()
         assert port, "moto has not started"
-        server = BucketServer(f"http://127.0.0.1:{port}", "first", "first", "checksums, ended uploads")
+        lacks = ("checksums", "ended uploads")
+        server = BucketServer("moto", f"http://127.0.0.1:{port}", "first", "first", lacks)
         server.client().create_bucket(Bucket=BUCKET)
         iam = server.client("iam")
         iam.create_user(UserName="trainer")

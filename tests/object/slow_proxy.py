@@ -20,7 +20,8 @@ class Proxy:
         self.endpoint = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self._lock = threading.Lock()
         self._is_open = True
-        self._left: Optional[int] = None  # Bytes that may still go to the server; None: any number.
+        self._left: Optional[int] = None  # Bytes that may still go through; None: any number.
+        self._is_upstream = True  # They are those to the server, and not those that it sends.
         self.stopped = threading.Event()  # They have gone.
         self._sockets: list[socket.socket] = []
         threading.Thread(target=self._accept, daemon=True).start()
@@ -39,11 +40,11 @@ class Proxy:
         with self._lock:
             self._is_open, self._left = True, None
 
-    def stop_after(self, count: int) -> None:
-        """Lets `count` more bytes through to the server, and then nothing: connections hang."""
+    def stop_after(self, count: int, upstream: bool = True) -> None:
+        """Lets `count` more bytes through to the server, or from it, and then nothing: connections hang."""
         self.stopped.clear()
         with self._lock:
-            self._left = count
+            self._left, self._is_upstream = count, upstream
 
     def end(self) -> None:
         self._listener.close()
@@ -66,10 +67,10 @@ class Proxy:
         threading.Thread(target=self._relay, args=(server, client, False), daemon=True).start()
         self._relay(client, server, True)
 
-    def _relay(self, source: socket.socket, sink: socket.socket, is_counted: bool) -> None:
+    def _relay(self, source: socket.socket, sink: socket.socket, is_upstream: bool) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
-                if is_counted and not self._may_pass(len(data)):
+                if not self._may_pass(len(data), is_upstream):
                     self.stopped.set()
                     return  # The connection stays, and nothing comes through.
                 sink.sendall(data)
@@ -77,9 +78,9 @@ class Proxy:
             with contextlib.suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
 
-    def _may_pass(self, count: int) -> bool:
+    def _may_pass(self, count: int, is_upstream: bool) -> bool:
         with self._lock:
-            if self._left is None:
+            if self._left is None or is_upstream != self._is_upstream:
                 return True
             self._left -= count
             return self._left >= 0

@@ -1,4 +1,4 @@
-"""A bucket as the second tier behind a root: the daemon uploads, against a server that checks signatures and policies."""
+"""A bucket as the second tier behind a root: the daemon uploads, against servers that check signatures."""
 
 from __future__ import annotations
 
@@ -9,82 +9,13 @@ import subprocess
 import time
 import urllib.request
 import uuid
-from typing import Any, Iterator, Optional
 
 import ckptd
 import pytest
 from bucket_servers import BUCKET, BucketServer
 from ckptd.local_daemon import LocalDaemon, find_program
-from harness import DaemonProgram
 from harness.waiting import TIMEOUT, until
-from slow_proxy import Proxy
-
-SIZE = (16 << 20) + 4321  # Two parts.
-
-
-class Job:
-    """A daemon with the server's environment, and a run that uploads to a prefix of its own."""
-
-    def __init__(self, folder: pathlib.Path, server: BucketServer, configuration: str = "") -> None:
-        self.server = server
-        self.proxy = Proxy(server.endpoint)
-        self.prefix = uuid.uuid4().hex
-        self.url = f"s3://{BUCKET}/{self.prefix}"
-        self.root = folder / "root"
-        self.daemon = DaemonProgram(
-            folder,
-            "pool { bytes: 134217728 segment_bytes: 2097152 huge_pages: PLAIN }\nmetrics { port: 0 }\n"
-            + (configuration or f'upload {{ allowed_prefixes: "s3://{BUCKET}" }}\n'),
-        )
-        self.client: Optional[ckptd.Client] = None
-
-    def start(self) -> ckptd.Client:
-        environment = {**self.server.environment(), "AWS_ENDPOINT_URL_S3": self.proxy.endpoint}
-        assert self.daemon.launch(environment=environment), self.daemon.log()
-        if self.client is None:
-            self.client = ckptd.connect(self.daemon.endpoint)
-        return self.client
-
-    def run(self, **options: Any) -> ckptd.Run:
-        return self.start().run(self.root, upload=ckptd.Upload(self.url, **options))
-
-    def tool(self, *arguments: str, code: int = 0) -> str:
-        done = subprocess.run(
-            [find_program("ckptctl"), f"--endpoint={self.daemon.endpoint}", *arguments],
-            env=self.server.environment(),
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-        assert done.returncode == code, f"{arguments}: {done.returncode}\n{done.stdout}\n{done.stderr}"
-        return done.stdout if code == 0 else done.stderr
-
-    def uploaded(self) -> set[str]:
-        """The tags that the bucket has a whole checkpoint of."""
-        listed = self.server.client().list_objects_v2(Bucket=BUCKET, Prefix=self.prefix)
-        keys = [found["Key"] for found in listed.get("Contents", [])]
-        return {key.split("/")[1] for key in keys if key.endswith("/.ckptd/manifest")}
-
-    def status(self) -> Any:
-        (run,) = self.daemon.status().runs
-        return run.uploads
-
-    def close(self) -> None:
-        if self.client is not None:
-            self.client.close()
-        self.daemon.close()
-        self.proxy.end()
-
-
-@pytest.fixture
-def job(moto: BucketServer, tmp_path: pathlib.Path) -> Iterator[Job]:
-    made = Job(tmp_path, moto)
-    yield made
-    made.close()
-
-
-def save(run: ckptd.Run, step: int, size: int = 1000) -> ckptd.Save:
-    return run.save(f"step_{step}", step=step, files={"data.bin": os.urandom(size)})
+from upload_job import SIZE, Job, save
 
 
 def test_each_nth_checkpoint_is_uploaded_and_can_be_fetched(job: Job, tmp_path: pathlib.Path) -> None:
@@ -170,10 +101,10 @@ def test_keep_last_removes_only_what_this_run_has_uploaded(job: Job) -> None:
 
 
 def test_daemon_uploads_only_beneath_what_its_configuration_allows(
-    moto: BucketServer, tmp_path: pathlib.Path
+    server: BucketServer, tmp_path: pathlib.Path
 ) -> None:
     uid = os.getuid()
-    job = Job(tmp_path, moto, f'upload {{ allowed_prefixes: "s3://{BUCKET}/users/{{uid}}" }}\n')
+    job = Job(tmp_path, server, f'upload {{ allowed_prefixes: "s3://{BUCKET}/users/{{uid}}" }}\n')
     try:
         client = job.start()
         for url in (
@@ -191,9 +122,9 @@ def test_daemon_uploads_only_beneath_what_its_configuration_allows(
 
 
 def test_private_daemon_uploads_with_the_rights_of_its_job(
-    moto: BucketServer, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    server: BucketServer, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in moto.environment().items():
+    for name, value in server.environment().items():
         monkeypatch.setenv(name, value)
     url = f"s3://{BUCKET}/{uuid.uuid4().hex}"
     with LocalDaemon(tmp_path / "daemon") as daemon, ckptd.connect(daemon.endpoint) as client:

@@ -18,7 +18,8 @@ import pytest
 from harness import packages
 
 needs_rpmbuild = pytest.mark.skipif(shutil.which("rpmbuild") is None, reason="rpmbuild is not installed")
-KINDS = ("deb", "image", "tarball", pytest.param("rpm", marks=needs_rpmbuild))
+DEBS = ("deb", "development", "library")
+KINDS = (*DEBS, "image", "tarball", pytest.param("rpm", marks=needs_rpmbuild))
 
 
 class Built(Dict[str, pathlib.Path]):
@@ -43,6 +44,8 @@ def tarball(built: Built) -> dict[str, bytes]:
     found = {}
     with tarfile.open(built["tarball"]) as archive:
         for member in archive:
+            if member.issym():
+                continue
             file = archive.extractfile(member)
             assert file
             found[member.name.partition("/")[2]] = file.read()
@@ -58,13 +61,22 @@ def programs(tarball: dict[str, bytes], tmp_path_factory: pytest.TempPathFactory
     return folder
 
 
-@pytest.fixture(scope="module")
-def deb(built: Built) -> list[tarfile.TarInfo]:
-    data = subprocess.run(["dpkg-deb", "--fsys-tarfile", built["deb"]], check=True, capture_output=True, timeout=60)
-    packed = built["deb"].with_suffix(".tar")
+def members_of(deb: pathlib.Path) -> list[tarfile.TarInfo]:
+    data = subprocess.run(["dpkg-deb", "--fsys-tarfile", deb], check=True, capture_output=True, timeout=60)
+    packed = deb.with_suffix(".tar")
     packed.write_bytes(data.stdout)
     with tarfile.open(packed) as archive:
         return archive.getmembers()
+
+
+@pytest.fixture(scope="module")
+def deb(built: Built) -> list[tarfile.TarInfo]:
+    return members_of(built["deb"])
+
+
+@pytest.fixture(scope="module")
+def client_debs(built: Built) -> list[tarfile.TarInfo]:
+    return members_of(built["library"]) + members_of(built["development"])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -84,18 +96,19 @@ def test_two_builds_give_the_same_bytes(
 
 
 @pytest.mark.skipif(shutil.which("lintian") is None, reason="lintian is not installed")
-def test_lintian_finds_nothing_in_the_debian_package(built: Built) -> None:
-    run = subprocess.run(["lintian", built["deb"]], capture_output=True, text=True, timeout=120)
+@pytest.mark.parametrize("kind", DEBS)
+def test_lintian_finds_nothing_in_the_debian_packages(built: Built, kind: str) -> None:
+    run = subprocess.run(["lintian", built[kind]], capture_output=True, text=True, timeout=120)
     assert (run.returncode, run.stdout) == (0, "")
 
 
 def test_files_of_packages_belong_to_root_and_have_one_date(
-    built: Built, deb: list[tarfile.TarInfo]
+    built: Built, deb: list[tarfile.TarInfo], client_debs: list[tarfile.TarInfo]
 ) -> None:
     with tarfile.open(built["tarball"]) as archive:
-        members = [*archive.getmembers(), *deb]
+        members = [*archive.getmembers(), *deb, *client_debs]
     assert {(member.uid, member.gid, member.mtime) for member in members} == {(0, 0, packages.DATE)}
-    assert {member.mode for member in members} == {0o644, 0o755}
+    assert {member.mode for member in members if not member.issym()} == {0o644, 0o755}
     executable = {pathlib.PurePath(member.name).name for member in members if member.isfile() and member.mode & 0o111}
     assert executable == {"ckptd", "ckptctl"}
 
@@ -117,10 +130,14 @@ def test_configuration_is_a_conffile_and_nothing_else(built: Built) -> None:
     assert conffiles.split() == ["/etc/ckptd/ckptd.txtpb", "/etc/sysctl.d/ckptd.conf"]
 
 
-def test_tarball_has_the_files_of_the_debian_package(tarball: dict[str, bytes], deb: list[tarfile.TarInfo]) -> None:
-    installed = {re.sub(r"^\./(usr/)?", "", member.name).removesuffix(".gz") for member in deb if member.isfile()}
-    only_deb = {"share/doc/ckptd/changelog", "share/doc/ckptd/copyright", "share/lintian/overrides/ckptd"}
-    assert installed - set(tarball) == only_deb
+def test_tarball_has_the_files_of_the_debian_packages(
+    tarball: dict[str, bytes], deb: list[tarfile.TarInfo], client_debs: list[tarfile.TarInfo]
+) -> None:
+    paths = [member.name.removesuffix(".gz") for member in [*deb, *client_debs] if member.isfile()]
+    installed = {re.sub(r"^\./(usr/)?|x86_64-linux-gnu/", "", path) for path in paths}
+    installed = {re.sub("share/doc/libckptd-(dev|client0)/", "share/doc/ckptd/", path) for path in installed}
+    overrides = {"share/lintian/overrides/ckptd", "share/lintian/overrides/libckptd-client0"}
+    assert installed - set(tarball) == {"share/doc/ckptd/changelog", "share/doc/ckptd/copyright", *overrides}
     assert set(tarball) - installed == {"share/doc/ckptd/LICENSE"}
 
 
@@ -236,5 +253,5 @@ def test_install_page_has_a_way_for_every_package() -> None:
     ).stdout
     listed = re.search(r"KIND +of ([\w, ]+); default: all", " ".join(kinds.split()))
     page = (packages.REPOSITORY / "docs/install.md").read_text()
-    assert listed and set(re.findall(r"<!-- install: (\w+) -->", page)) == {*listed[1].split(", "), "wheel"}
+    assert listed and set(re.findall(r"<!-- install: (\w+) -->", page)) == {*listed[1].split(", "), "wheel", "tarball_cpp"}
     assert set(re.findall(r"ckptd[-_](\d[\d.]*\d)[-_]", page)) == {packages.VERSION}

@@ -28,6 +28,7 @@ CLOSED = """# Changelog
 def checkout(tmp_path: pathlib.Path) -> pathlib.Path:
     folder = tmp_path / "checkout"
     (folder / "docs").mkdir(parents=True)
+    (folder / "tests/compat/data/1.2.3").mkdir(parents=True)
     (folder / "CHANGELOG.md").write_text(CLOSED.format(version="1.2.3"))
     (folder / "docs/install.md").write_text("apt-get install ./ckptd_1.2.3_amd64.deb\n")
     return folder
@@ -49,6 +50,8 @@ def test_commit_that_is_no_release_is_refused_with_what_to_do(checkout: pathlib.
     assert mistakes(checkout, "1.2") == [
         'VERSION is "1.2"; a release is called MAJOR.MINOR.PATCH',
         "CHANGELOG.md has no section [1.2] - YYYY-MM-DD",
+        "tests/compat/data/1.2 is missing, which later versions are tested with; make it with the release's wheel:"
+        " tests/compat/record.py tests/compat/data/1.2",
         "docs/install.md names the versions 1.2.3; it is 1.2",
     ]
     log = checkout / "CHANGELOG.md"
@@ -69,8 +72,9 @@ def test_all_packages_of_a_version_have_it_and_the_programs_of_the_wheel(
 ) -> None:
     (checkout / "CHANGELOG.md").write_text(CLOSED.format(version=packages.VERSION))
     (checkout / "docs/install.md").write_text("")
+    (checkout / "tests/compat/data" / packages.VERSION).mkdir()
     made = tmp_path / "made"
-    for kind in ("deb", "image", "rpm", "tarball"):
+    for kind in ("deb", "development", "image", "library", "rpm", "tarball"):
         packages.build_package(kind, made)
     shutil.copy(packages.WHEEL, made)
     assert mistakes(checkout, packages.VERSION, f"--packages={made}") == []

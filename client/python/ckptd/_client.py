@@ -97,6 +97,7 @@ class Client:
         retention: Optional[Keep] = None,
         local_ranks: Optional[Sequence[int]] = None,
         upload: Optional[Upload] = None,
+        share_unchanged: bool = False,
     ) -> Run:
         """Joins the job's series of checkpoints in a directory.
 
@@ -120,6 +121,10 @@ class Client:
                 nodes. Default: what torchrun or ``srun`` list, else a block of ``$LOCAL_WORLD_SIZE`` ranks, else all
             upload (Upload, optional): the bucket to which the daemon copies checkpoints; the same on all ranks. Default:
                 none
+            share_unchanged (bool): do not write files of this rank that the newest checkpoint has under the same name
+                with the same bytes, such as those of frozen weights: the file system shares their blocks (XFS, btrfs), or
+                they become hard links. The daemon reads them back and compares every byte first. Damage of a shared
+                file damages all checkpoints that have it. Default: ``False``
 
         If this process holds the rank already, the new Run takes it over, and the older one says so when it
         is used.
@@ -135,7 +140,7 @@ class Client:
             rank,
             world_size,
             JoinOptions(
-                run_id, attempt or 0, keep_of_arguments(retention, num_kept_ckpts), commit_timeout, takeover, upload
+                run_id, attempt or 0, keep_of_arguments(retention, num_kept_ckpts), commit_timeout, takeover, upload, share_unchanged
             ),
             keep_alive=self,
             local_ranks=local_ranks,

@@ -18,9 +18,10 @@ from typing import Any, Dict, List, Literal, NamedTuple, Optional, Set
 import torch
 
 from ckptd import errors
-from ckptd._adapters import lightning_files
+from ckptd._adapters import bucket, lightning_files
 from ckptd._adapters.lightning_files import CheckpointFile, local_path
 from ckptd._adapters.node_process import ADMISSION_SECONDS, Place, Process, await_sealed, has_ended, place_of
+from ckptd._adapters.ranks import from_first_rank
 from ckptd._adapters.removal import await_removal
 from ckptd._checkpoint_paths import has_manifest, warn_unverified
 from ckptd._patches import Patches
@@ -28,6 +29,7 @@ from ckptd._paths import check_folder
 from ckptd._saving.file_values import Torch
 from ckptd._saving.save import Save
 from ckptd._saving.save_options import StageName, check_stage
+from ckptd.restore import open_root
 from ckptd.retention import Keep, keep_of_arguments
 
 __all__ = ["CheckpointIO", "configure"]
@@ -201,6 +203,8 @@ class CheckpointIO(_io.TorchCheckpointIO):  # type: ignore[misc]
             return super().load_checkpoint(path, map_location=map_location, weights_only=weights_only)
         path = local_path(path)
         self._await_file(path)
+        if not os.path.lexists(path):
+            self.fetch(self._file(path).folder)
         name, place, use_daemon = _OLD_FILE, place_of(path), True
         if not os.path.isdir(path):
             file: Optional[CheckpointFile] = self._file(os.path.realpath(path))
@@ -344,6 +348,23 @@ class CheckpointIO(_io.TorchCheckpointIO):  # type: ignore[misc]
             self._await_file(path)
         with _lock:
             self._update_links()
+
+    def fetch(self, folder: str) -> None:
+        """Brings the newest checkpoint of the bucket into a folder, if it is newer than all there. All ranks call it: rank 0,
+        which saves, asks for it. No-op without a bucket.
+
+        Raises:
+            ckptd.CkptdError: the bucket does not answer, on all ranks.
+        """
+        if bucket.is_resumed_from(process.settings.upload):
+            root = os.path.join(folder, lightning_files.ROOT)
+            from_first_rank(lambda: process.fetch(root, 0, 1), error_elsewhere=lambda error: error)
+
+    def newest(self, folder: str) -> Optional[str]:
+        """Returns the file of the newest checkpoint of a folder; None if there is none."""
+        root = os.path.join(folder, lightning_files.ROOT)
+        info = open_root(root).latest() if os.path.isdir(root) else None
+        return None if info is None else lightning_files.path_of_tag(folder, info.tag)
 
     def repair(self, folder: str, tag: Optional[str] = None) -> None:
         """Makes the links of a folder that a crash of an earlier launch has prevented, as far as this user may. Any rank
@@ -593,9 +614,20 @@ def _find_last_checkpoints(stock: Any, callback: Any, trainer: Any) -> Any:
     """Stands for the method that looks on the disk for what ``ckpt_path="last"`` means, before the callback is set up."""
     plugin = _plugin_of(trainer)
     folder = callback._ModelCheckpoint__resolve_ckpt_dir(trainer)
-    if plugin is not None and not _is_remote(folder):
-        plugin.repair(os.path.realpath(folder))
-    return stock(callback, trainer)
+    if plugin is None or _is_remote(folder):
+        return stock(callback, trainer)
+    folder = os.path.realpath(folder)
+    has_bucket = bucket.is_resumed_from(process.settings.upload)
+    if has_bucket:
+        trainer.strategy.setup_environment()  # Now, and not a little later: the ranks tell each other. It may be called twice.
+        plugin.fetch(folder)
+    plugin.repair(folder)
+    found = stock(callback, trainer)
+    if not found and has_bucket and callback.save_last:
+        # The bucket has no links, and perhaps only each n-th checkpoint.
+        newest = plugin.newest(folder)
+        found = {newest} if newest is not None else found
+    return found
 
 
 def _set_up(stock: Any, callback: Any, trainer: Any, module: Any, stage: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Callable, List, Literal, Mapping, Optional, Sequence, Ty
 from ckptd import errors
 from ckptd._checkpoint_info import CheckpointInfo, info_of_message
 from ckptd._membership.launch import find_launch
-from ckptd._membership.membership import Joined, JoinOptions, Membership
+from ckptd._membership.membership import RPC_SECONDS, Joined, JoinOptions, Membership
 from ckptd._memory import native
 from ckptd._paths import directory_path, tag_text
 from ckptd._reading.read_reports import ResumeReporter
@@ -244,7 +244,8 @@ class Run(RetainedRun):
         checkpoint. :meth:`restore` does that by itself.
 
         Args:
-            timeout (float): seconds to wait for what earlier attempts had sealed. Default: 60
+            timeout (float): seconds to wait for what earlier attempts had sealed, and for a newer checkpoint of the
+                bucket (:class:`Upload`), whose fetch goes on after the timeout. Default: 60
             strict (bool): raise ``Corrupt`` rather than open an older checkpoint in the place of a damaged
                 one. Default: ``False``
             allow_suspect (bool): do not pass over a checkpoint because :class:`Finite` marked it as suspect.
@@ -257,11 +258,21 @@ class Run(RetainedRun):
 
         Raises:
             Corrupt: every checkpoint is damaged. Training starts from nothing only in an empty root.
-            Refused: every checkpoint is suspect, or the ranks differ in ``allow_suspect``.
+            Refused: every checkpoint is suspect, or the ranks differ in ``allow_suspect``; or the bucket's checkpoint
+                could not be fetched (``RESTORE_FAILED``).
             Fenced: a newer attempt of the run has begun.
-            WaitTimeout: an earlier attempt's save was not finished in time.
+            WaitTimeout: an earlier attempt's save was not finished, or the bucket's checkpoint not fetched, in time.
             Unavailable: no daemon answered in time.
         """
+
+        joined, response = self._ask_resume(timeout, strict, allow_suspect)
+        if not response.HasField("checkpoint"):
+            return Checkpoint(None, None)
+        info = info_of_message(response.checkpoint)
+        return self._opened(joined, response, ResumeReporter(self._membership, info, finish_timeout))
+
+    def _ask_resume(self, timeout: float, strict: bool, allow_suspect: bool) -> Any:
+        """Returns (joined, the daemon's answer to Resume)."""
 
         def ask(joined: Joined) -> Any:
             request = messages.ResumeRequest(run=joined.run, rank=self.rank, strict=strict, allow_suspect=allow_suspect)
@@ -270,11 +281,18 @@ class Run(RetainedRun):
                 joined.session.checkpoints.Resume, request, timeout + WAIT_GRACE_SECONDS
             )
 
-        joined, response = self._membership.ask(ask, timeout)
-        if not response.HasField("checkpoint"):
-            return Checkpoint(None, None)
-        info = info_of_message(response.checkpoint)
-        return self._opened(joined, response, ResumeReporter(self._membership, info, finish_timeout))
+        return self._membership.ask(ask, timeout)
+
+    def _fetch_newest(self, timeout: float) -> None:
+        """Has the daemon bring the newest checkpoint of the bucket into the root, if that is newer than all there.
+
+        For adapters, whose libraries choose and read a checkpoint by themselves: no rank waits for another one.
+        Arguments and errors are those of :meth:`resume`.
+        """
+        joined, response = self._ask_resume(timeout, strict=False, allow_suspect=False)
+        if response.lease:
+            request = messages.CloseCheckpointRequest(lease=response.lease)
+            joined.session.call(joined.session.checkpoints.CloseCheckpoint, request, RPC_SECONDS)
 
     def restore(
         self,

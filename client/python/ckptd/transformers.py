@@ -19,16 +19,16 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optio
 import safetensors.torch
 import torch
 import transformers
-from transformers import modeling_utils
+from transformers import modeling_utils, trainer_utils
 from transformers import trainer as trainer_module
 from transformers.trainer import TRAINER_STATE_NAME
 
 from ckptd import errors
-from ckptd._adapters import trainer_files
+from ckptd._adapters import bucket, trainer_files
 from ckptd._adapters.node_process import ADMISSION_SECONDS, Place, Process, await_sealed
 from ckptd._adapters.removal import await_removal, unkept
 from ckptd._checkpoint_paths import is_committed, warn_unverified
-from ckptd._patches import Patches
+from ckptd._patches import Patches, with_stock
 from ckptd._paths import directory_path
 from ckptd._saving.file_values import File, Torch
 from ckptd._saving.save_options import StageName, check_stage
@@ -47,7 +47,13 @@ _FORMAT = {"format": "pt"}  # The metadata of safetensors files.
 
 process = Process("transformers")
 _verified: Dict[str, List[Any]] = {}  # The checkpoints that this process has verified, by path: _stats() of their files.
-configure = process.configure  # See Process.configure.
+
+@functools.wraps(process.configure)
+def configure(endpoint: Optional[str] = None, **options: Any) -> None:  # noqa: D103 - See Process.configure.
+    process.configure(endpoint, **options)
+    _replace_last_checkpoint()
+
+
 wait = process.wait  # See Process.wait. Outside of train(), which waits itself unless it raises.
 
 
@@ -152,13 +158,18 @@ def latest(output_dir: "str | os.PathLike[str]", timeout: float = 600.0) -> Opti
     checksums. One of the Trainer must have what a resume needs, in files that do not end early. It waits for what an
     earlier job had handed over to the daemon, which writes on when a job is killed.
 
+    With ``configure(upload=)`` the first call of a launch asks the bucket, too: if that has a newer one, it is in
+    ``output_dir`` when the call returns.
+
     Args:
         timeout (float): seconds to wait. Default: 600
 
     Raises:
+        ckptd.Refused: the bucket does not answer (``RESTORE_FAILED``).
         ckptd.CkptdError: no daemon answers, or all checkpoints are damaged.
     """
     root = directory_path(output_dir, "output_dir")
+    process.fetch(root, timeout=timeout)
     if not os.path.isdir(root):
         return None
     reader = process.run_to_read(root)
@@ -361,7 +372,24 @@ def _train(stock: Any, trainer: Any, resume_from_checkpoint: Any = None, *args: 
     """Chooses what ``resume_from_checkpoint=True`` means: what latest() returns."""
     if resume_from_checkpoint is True and _callback_of(trainer) is not None:
         resume_from_checkpoint = latest(trainer.args.output_dir) or True  # Without one, the Trainer says so.
+    elif isinstance(resume_from_checkpoint, (str, os.PathLike)) and not os.path.lexists(resume_from_checkpoint):
+        process.fetch(os.path.dirname(os.path.abspath(resume_from_checkpoint)))
     return stock(trainer, resume_from_checkpoint, *args, **options)
+
+
+_searches = Patches()
+
+
+def _replace_last_checkpoint() -> None:
+    """Has transformers' own get_last_checkpoint() find what is in the bucket, wherever a program has imported it, once."""
+    if not _searches and bucket.is_resumed_from(process.settings.upload):
+        stock = trainer_utils.get_last_checkpoint
+        _searches.replace_everywhere({stock: with_stock(_get_last_checkpoint, stock)})
+
+
+def _get_last_checkpoint(stock: Any, folder: Any, *args: Any, **options: Any) -> Any:
+    process.fetch(directory_path(folder, "folder"))
+    return stock(folder, *args, **options)
 
 
 def _finalize_training(stock: Any, trainer: Any, *args: Any, **options: Any) -> Any:

@@ -18,12 +18,18 @@ class Upload:
     Saves do not wait for the bucket, also while it cannot be reached: what could not be sent is sent later, also after a
     restart of the daemon. Retention keeps a checkpoint on the disk until it is in the bucket, unless a save needs its room.
 
+    The first :meth:`Run.resume` of a launch asks the bucket. If it has a newer checkpoint than the root, as on a node with
+    an empty disk, the daemon fetches it, and all ranks resume from it. With an adapter's ``configure(upload=)`` that is
+    what happens when the library first looks for its newest checkpoint.
+
     Args:
         url (str): ``s3://BUCKET/PREFIX``. Each run has a prefix of its own
         every (int): each how many-th checkpoint is uploaded, suspect ones not counted. Default: 1, each one
         keep_last (int, optional): how many of the checkpoints that this run has uploaded stay in the bucket. Default: all
         evict_before_upload (bool): let retention evict a checkpoint before it is uploaded; it is then not uploaded.
             Default: ``False``
+        restore (bool): take part in :meth:`Run.resume`, and in the loads of an adapter, which then fail while the bucket does
+            not answer. ``False``: resume from the root alone. Default: ``True``
 
     Raises:
         Refused: an argument is out of its range.
@@ -33,6 +39,7 @@ class Upload:
     every: int = 1
     keep_last: Optional[int] = None
     evict_before_upload: bool = False
+    restore: bool = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.url, str) or not self.url.startswith("s3://"):
@@ -52,4 +59,5 @@ def message_of(upload: "Optional[Upload]") -> Any:
         every=upload.every,
         keep_last=upload.keep_last or 0,
         evict_before_upload=upload.evict_before_upload,
+        no_restore=not upload.restore,
     )

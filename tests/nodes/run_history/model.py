@@ -132,19 +132,33 @@ class ResumeFailed:
 
 @dataclasses.dataclass(frozen=True)
 class Listed:
-    """`list()`: (step, tag, pinned), the newest first."""
+    """`list()`: (step, tag), the newest first."""
+
+    reads_only: ClassVar[bool] = True
+    shown: Tuple[Tuple[int, str], ...]
+
+    def apply(self, run: Run) -> Optional[Run]:
+        left = list(self.shown)
+        for checkpoint in reversed(run.checkpoints):
+            if left and left[0] == checkpoint[:2]:
+                left.pop(0)
+            elif not run.may_hide(checkpoint):
+                return None
+        return None if left else run
+
+
+@dataclasses.dataclass(frozen=True)
+class PinsListed:
+    """Which checkpoints `list()` showed as pinned: (step, tag, pinned). Its node learns of pins earlier than of checkpoints, so the
+    moment of the one and of the other may differ.
+    """
 
     reads_only: ClassVar[bool] = True
     shown: Tuple[Tuple[int, str, bool], ...]
 
     def apply(self, run: Run) -> Optional[Run]:
-        left = list(self.shown)
-        for checkpoint in reversed(run.checkpoints):
-            if left and left[0] == checkpoint[:3]:
-                left.pop(0)
-            elif not run.may_hide(checkpoint):
-                return None
-        return None if left else run
+        pins = {(each.step, each.tag): each.pinned for each in run.checkpoints}
+        return run if all(pins.get((step, tag), pinned) == pinned for step, tag, pinned in self.shown) else None
 
 
 @dataclasses.dataclass(frozen=True)

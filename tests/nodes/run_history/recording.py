@@ -22,6 +22,7 @@ from run_history.model import (
     Listed,
     Missing,
     Pinned,
+    PinsListed,
     Resumed,
     ResumeFailed,
     Save,
@@ -133,8 +134,12 @@ def _single(call: Call) -> List[Operation]:
     if call.name in ("list", "latest"):
         if not ok:
             return []
-        shown = Listed(tuple(call.found)) if call.name == "list" else Latest(call.found)
-        return [Operation(shown, call.start, _end(call), known=known, stale_on="" if call.fresh else call.node)]
+        if call.name == "latest":
+            shown = [Latest(call.found)]
+        else:
+            shown = [Listed(tuple((step, tag) for step, tag, _ in call.found)), PinsListed(tuple(call.found))]
+        stale_on = "" if call.fresh else call.node
+        return [Operation(each, call.start, _end(call), known=known, stale_on=stale_on) for each in shown]
     if call.answer == "NO_CHECKPOINT":
         return [Operation(Missing(call.tag), call.start, _end(call), known=known, stale_on=call.node)]
     if call.answer == "CHECKPOINT_KEPT":

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple, Optional
 
-from shared_file_systems import VARIABLE, user_mode_linux
+from shared_file_systems import LOCAL, VARIABLE, user_mode_linux
 from shared_file_systems.file_system import PROGRAMS
 
 from harness.workplace import module_path
@@ -38,7 +38,7 @@ class Finished(NamedTuple):
 
 
 def why_not(name: str) -> str:
-    """Why this machine has no sandbox for a file system; empty if it has one."""
+    """Why this machine has no sandbox for a file system, or for a local folder; empty if it has one."""
     if os.geteuid() != 0:
         return f"{name} needs root"
     if not PROGRAMS.exists():
@@ -47,6 +47,8 @@ def why_not(name: str) -> str:
     done = subprocess.run([*_NAMESPACES, "sh", "-ec", probe], capture_output=True, text=True)
     if done.returncode:
         return f"{name} needs namespaces, bridges and overlays: {done.stderr.strip()}"
+    if name == LOCAL:
+        return ""
     if name == "nfs":
         return "" if _kernel_has_nfs() else user_mode_linux.why_not()
     try:

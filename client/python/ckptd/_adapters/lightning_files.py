@@ -274,6 +274,11 @@ def repair(folder: str) -> List[CheckpointFile]:
     return unreferenced
 
 
+def path_of_tag(folder: str, tag: str) -> Optional[str]:
+    """Returns the path of the file of a committed checkpoint; None if it has no file in the folder."""
+    return next((file.path for file in _committed(folder) if file.tag == tag and is_linked(file)), None)
+
+
 def unlink_evicted(folder: str, busy: "Container[str]" = ()) -> None:
     """Removes the files of checkpoints that are no longer there, because retention has removed them.
 

@@ -8,6 +8,7 @@ import time
 from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 from ckptd import errors
+from ckptd._adapters import bucket
 from ckptd._adapters.node_client import NodeClient, call_in_child
 from ckptd._checkpoint_paths import is_committed
 from ckptd._membership.launch import checked_rank, find_rank, process_group
@@ -35,6 +36,7 @@ class Settings(NamedTuple):
     pool_bytes: Optional[int] = None
     trust: Trust = Trust()
     upload: Optional[Upload] = None
+    share_unchanged: bool = False
 
 
 class Place(NamedTuple):
@@ -87,6 +89,8 @@ class Process:
         self._client = NodeClient(self._name, self.settings.endpoint, self.settings.pool_bytes)
         self._runs: Dict[str, _Joined] = {}
         self._in_flight: List[Tuple[Place, Save]] = []
+        # The roots that have what was in the bucket when this launch began, and the process group of that time.
+        self._fetched: Dict[str, Any] = {}
         # A process group, and the saves of each place by these of its ranks (empty: all).
         self._counted: Tuple[Any, Dict[Tuple[Place, Tuple[int, ...]], int]] = (None, {})
 
@@ -100,6 +104,7 @@ class Process:
         weights_only: bool = True,
         safe_globals: Sequence[Any] = (),
         upload: Optional[Upload] = None,
+        share_unchanged: bool = False,
     ) -> None:
         """Sets which daemon this process uses, and what files may hold. Call it on every rank, before the first save or load.
 
@@ -117,8 +122,10 @@ class Process:
                 those of the library itself. ``False`` allows all, for files that you trust. Default: ``True``
             safe_globals (Sequence): classes to allow beside those, as ``torch.serialization.safe_globals``.
                 Default: none
-            upload (Upload, optional): the bucket to which the daemon copies the checkpoints, for a process that saves to
-                one root. Default: none
+            upload (Upload, optional): the bucket to which the daemon copies the checkpoints, and from which this job goes
+                on if the root has lost them, for a process that saves to one root. Default: none
+            share_unchanged (bool): share files that have not changed since the newest checkpoint with it, as
+                :meth:`ckptd.Client.run` does. Default: ``False``
 
         Raises:
             ValueError: a timeout is not more than 0 seconds.
@@ -127,8 +134,9 @@ class Process:
         with self._lock:
             self.await_all(time.monotonic() + self.settings.timeout)
             trust = Trust(weights_only, tuple(safe_globals))
-            self.settings = Settings(endpoint, commit_timeout, timeout, pool_bytes, trust, upload)
+            self.settings = Settings(endpoint, commit_timeout, timeout, pool_bytes, trust, upload, share_unchanged)
             self._disconnect()
+            self._fetched = {}
             self.announce()
 
     def close(self) -> None:
@@ -187,9 +195,37 @@ class Process:
                     commit_timeout=self.settings.commit_timeout,
                     local_ranks=self._client.local_ranks() if is_of_job else None,
                     upload=self.settings.upload,
+                    share_unchanged=self.settings.share_unchanged,
                 )
                 joined = self._runs[root] = _Joined(group, run.rank, run.world_size, run, _directory(root))
             return joined.run
+
+    def fetch(
+        self, root: str, rank: Optional[int] = None, world_size: Optional[int] = None, *, timeout: Optional[float] = None
+    ) -> None:
+        """Brings the newest checkpoint of the bucket into a root, if it is newer than all there, before this process looks
+        for one. Each rank that looks calls it, or one for all.
+
+        No-op without ``configure(upload=)``, after the first time in a launch, and after a save.
+
+        Args:
+            rank, world_size: with which this process saves to the root. Default: those of the job
+            timeout: seconds to wait. Default: that of the settings
+
+        Raises:
+            errors.CkptdError: see bucket.fetch_newest().
+        """
+        root, group = os.path.realpath(root), self.group()
+        with self._lock:
+            # A group that was made since then is of the same launch.
+            is_done = root in self._fetched and self._fetched[root] in (None, group)
+        if is_done or not bucket.is_resumed_from(self.settings.upload):
+            return
+        bucket.fetch_newest(
+            lambda: self.run(root, rank, world_size), self.settings.timeout if timeout is None else timeout
+        )
+        with self._lock:
+            self._fetched[root] = group
 
     def group(self) -> Any:
         """Returns the default process group; None without one."""
@@ -268,6 +304,7 @@ class Process:
         with self._lock:
             self._in_flight = [(there, other) for there, other in self._in_flight if not has_ended(other)]
             self._in_flight.append((_real(place), save))
+            self._fetched[os.path.realpath(place.root)] = self.group()  # From now on this launch's own are the newest.
             if not self._at_exit:
                 self._at_exit = True
                 # After the client has registered its own end: handlers run in the reverse order.

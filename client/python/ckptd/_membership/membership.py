@@ -52,6 +52,7 @@ class JoinOptions:
     commit_timeout: float = 600.0  # Seconds from a save's first Begin to its last Seal.
     takeover: bool = False  # Fences off another job that runs in the root.
     upload: Optional[Upload] = None  # Which checkpoints the daemon copies to a bucket; None: none.
+    share_unchanged: bool = False  # Files that have not changed since the last checkpoint are shared with it.
 
 
 # For how long a network file system may show another node's new directory as missing or stale.
@@ -140,6 +141,7 @@ class Membership:
         self.recovery = recovery
         self.watcher = watcher
         self.keep = options.keep  # Run.retention replaces it.
+        self.share_unchanged = options.share_unchanged
         self.commit_timeout = options.commit_timeout
         self.copy_threads = copy_threads
         self.read_threads = read_threads

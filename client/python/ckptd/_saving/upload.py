@@ -283,6 +283,7 @@ class PartUpload(UnendedSave):
         set_duration(request.commit_timeout, self.membership.commit_timeout)
         if self.membership.keep is not None:
             set_policy(request, self.membership.keep)
+        request.share_unchanged = self.membership.share_unchanged
         return request
 
     def _was_committed_before(self, joined: Joined) -> bool:

@@ -23,13 +23,18 @@ def latest(root: "str | os.PathLike[str]", timeout: float = 600.0) -> Optional[s
     saved yet. In a root without a checkpoint of ckptd it is the newest one of DCP itself, by the time of its
     metadata. Beside one of ckptd, a newer one of DCP itself is named in the log, and does not count.
 
+    With ``configure(upload=)`` the first call of a launch asks the bucket, too: if that has a newer one, it is in the
+    root when the call returns.
+
     Args:
-        timeout (float): seconds to wait for what earlier launches had sealed. Default: 600
+        timeout (float): seconds to wait for what earlier launches had sealed, and for the bucket. Default: 600
 
     Raises:
+        ckptd.Refused: the bucket does not answer (``RESTORE_FAILED``).
         ckptd.CkptdError: no daemon answers, or all checkpoints are damaged.
     """
     path = directory_path(root)
+    process.fetch(path, timeout=timeout)
     run = process.run_to_read(path)
     if run is not None:
         await_sealed(run, timeout)

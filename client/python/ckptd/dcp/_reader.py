@@ -81,6 +81,8 @@ class Reader(StorageReader):
             together = _names.members_of_load()
             if len(together) > 1 and self._use_daemon:
                 process.meet(together, MEET_SECONDS)
+            if self._use_daemon and not os.path.lexists(self._place.path):
+                process.fetch(self._place.root)
             self._checkpoint = process.open(self._place, self._use_daemon)
             if self._checkpoint is None:
                 path = _directory.readable(self._place)

@@ -8,6 +8,7 @@ import os
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 from ckptd import errors
+from ckptd._adapters import bucket
 from ckptd._adapters.ranks import from_all_ranks, from_first_rank
 from ckptd._checkpoint_paths import is_committed, warn_unverified
 from ckptd._paths import open_regular
@@ -125,7 +126,8 @@ def load_checkpoint(
 
     Without a tag it is the one that `latest` names. If that is not there, or a rank finds it damaged, all ranks load the
     next older one. If `latest` itself is gone, they load the newest checkpoint that was saved with it.
-    What is in flight is waited for. It may have been saved by another number of data-parallel ranks. If the engine loads
+    What is in flight is waited for, and a newer checkpoint of the bucket. It may have been saved by another number of
+    data-parallel ranks. If the engine loads
     universal checkpoints, and there is none, it is made.
 
     Args:
@@ -138,10 +140,13 @@ def load_checkpoint(
         errors.NotFound: there is none of the tag; or none that `latest` names, and no other.
         errors.CheckpointFailed: another rank could not load its files. No engine has changed.
         CannotConvert: the engine loads universal checkpoints, and one cannot be made without loss.
-        errors.Refused: it was saved by another number of ranks, and is not of this model. No engine has changed.
+        errors.Refused: it was saved by another number of ranks, and is not of this model; or the bucket does not answer. No
+            engine has changed.
     """
     root, tag = os.path.abspath(asked.arguments["load_dir"]), asked.arguments["tag"]
     process.meet((), MEET_SECONDS)
+    if bucket.is_resumed_from(process.settings.upload):
+        _agreed(lambda: _fetched(root, tag))
     if asked.arguments["load_module_only"] and engine.zero_optimization_partition_weights() and not engine.has_moe_layers:
         # Otherwise DeepSpeed does not read the weights, which at stage 3 are in the optimizer's files.
         asked.arguments["load_optimizer_states"] = False
@@ -163,6 +168,13 @@ def load_checkpoint(
                 with opened:
                     return load(opened)
     return stock(*asked.args, **asked.kwargs)
+
+
+def _fetched(root: str, tag: Optional[str]) -> List[str]:
+    """Brings what is newer in the bucket into the root, unless a tag is asked for that is there. Returns nothing."""
+    if tag is None or not os.path.lexists(os.path.join(root, str(tag))):
+        process.fetch(root)
+    return []
 
 
 def _candidates(root: str, tag: Optional[str]) -> List[str]:

@@ -54,6 +54,7 @@ def configure(
     safe_globals: Sequence[Any] = (),
     weights_only: Optional[bool] = None,
     upload: Optional[Upload] = None,
+    share_unchanged: bool = False,
 ) -> None:
     """Sets what NxD's functions have no parameters for. Call it on every rank, before the first save or load.
 
@@ -72,15 +73,19 @@ def configure(
             schedulers' states numpy's, ``argparse.Namespace`` and datetimes.
         weights_only (bool, optional): ``False`` allows all classes, which may run code, for files that you trust.
             Default: refuse others, which NxD would load
-        upload (Upload, optional): the bucket to which the daemon copies the checkpoints, for a process that saves to
-            one root. Default: none
+        upload (Upload, optional): the bucket to which the daemon copies the checkpoints, and from which this job goes
+            on if the root has lost them, for a process that saves to one root. Default: none
+        share_unchanged (bool): share files that have not changed since the newest checkpoint with it, as
+            :meth:`ckptd.Client.run` does. Default: ``False``
 
     Raises:
         ValueError: a timeout is not more than 0 seconds.
     """
     errors.check_seconds(commit_timeout=commit_timeout, timeout=timeout)
     process.configure(
-        Settings(endpoint, topology, commit_timeout, timeout, pool_bytes, tuple(safe_globals), weights_only, upload)
+        Settings(
+            endpoint, topology, commit_timeout, timeout, pool_bytes, tuple(safe_globals), weights_only, upload, share_unchanged
+        )
     )
 
 
@@ -183,7 +188,8 @@ def load_checkpoint(
     Args:
         path (str or os.PathLike): the root.
         tag (str, optional): the checkpoint. Default: the latest, which is the same on every rank. If a rank
-            finds it damaged, all ranks load the next older one
+            finds it damaged, all ranks load the next older one. If the bucket of ``configure(upload=)`` has a newer
+            one than the root, it is fetched first
         model, optimizer, scheduler: what to fill, as in NxD.
         num_workers (int): accepted for compatibility and ignored.
         strict (bool): as in ``load_state_dict``. Default: ``True``
@@ -210,12 +216,13 @@ def load_checkpoint(
 
 
 def has_checkpoint(checkpoint_dir_str: _Path) -> bool:
-    """Returns whether there is a checkpoint to load.
+    """Returns whether there is a checkpoint to load, in the root or in its bucket (``configure(upload=)``).
 
     If this process's rank is known (a process group, ``$RANK`` and ``$WORLD_SIZE``, or a topology), it waits
     for a save that an earlier launch has sealed.
     """
     root = _names.local(checkpoint_dir_str)
+    process.fetch(root)
     if not _foreign.is_root_of_ckptd(root) or not is_known(process.settings.topology):
         return _foreign.any_finished(root)
     process.await_pending()
@@ -266,6 +273,8 @@ def uninstall() -> None:
 
 
 def _load_tag(root: str, tag: str, targets: _loading.LoadTargets) -> Any:
+    if not os.path.lexists(os.path.join(root, tag)):
+        process.fetch(root)
     if not is_committed(os.path.join(root, tag)):
         if not _foreign.may_be_loaded(root, tag):
             raise _nothing(root, tag)
@@ -279,12 +288,14 @@ def _load_tag(root: str, tag: str, targets: _loading.LoadTargets) -> Any:
 
 
 def _load_newest(root: str, targets: _loading.LoadTargets) -> Any:
-    if not _foreign.is_root_of_ckptd(root):
+    if not _foreign.is_root_of_ckptd(root) and not process.is_resumed_from_bucket():
         return _load_latest_foreign(root, targets)  # Without a daemon: the root may be read-only.
     job = process.job(root)
     first, job.resumed = not job.resumed, True
     if first:
-        return job.run.restore(lambda checkpoint: _load_latest(root, job, checkpoint, targets))
+        # The time of the settings: the bucket's checkpoint may be large.
+        timeout = min(process.settings.timeout, 86400.0) if process.is_resumed_from_bucket() else 60.0
+        return job.run.restore(lambda checkpoint: _load_latest(root, job, checkpoint, targets), timeout)
     try:
         checkpoint = job.run.open()
     except errors.NotFound:

@@ -12,7 +12,7 @@ from typing import Any, Callable, Dict, Iterator, Mapping, NamedTuple, Optional,
 
 import ckptd
 from ckptd import errors
-from ckptd._adapters import store
+from ckptd._adapters import bucket, store
 from ckptd._adapters.node_client import NodeClient, call_in_child
 from ckptd._adapters.removal import await_removal
 from ckptd._membership import launch
@@ -47,6 +47,7 @@ class Settings(NamedTuple):
     safe_globals: Tuple[Any, ...] = ()
     weights_only: Optional[bool] = None
     upload: Optional[Upload] = None
+    share_unchanged: bool = False
 
     def allowed_classes(self) -> AllowedClasses:
         """Returns which classes files may hold: by default none that could run code."""
@@ -120,7 +121,22 @@ class Process:
             commit_timeout=self.settings.commit_timeout,
             local_ranks=self._client.local_ranks() if self._speaks_with_all() else None,
             upload=self.settings.upload,
+            share_unchanged=self.settings.share_unchanged,
         )
+
+    def is_resumed_from_bucket(self) -> bool:
+        """Returns whether a root may lack what its bucket has."""
+        return bucket.is_resumed_from(self.settings.upload)
+
+    def fetch(self, root: str) -> None:
+        """Brings the newest checkpoint of the bucket into a root, if it is newer than all there, before this rank looks for
+        one. The other ranks may not call this. No-op without a bucket.
+        """
+        root = os.path.abspath(root)
+        with self._lock:
+            job = self._jobs.get(root)
+        if self.is_resumed_from_bucket() and (job is None or not job.resumed):
+            bucket.fetch_newest(lambda: job.run if job is not None else self._join(root), self.settings.timeout)
 
     def reader(self, root: str) -> RunReader:
         """Returns what to look at a root with. The other ranks may not call this."""

@@ -115,6 +115,8 @@ def load(
 
 def _load(path: str, target: Any, load_xser: bool, master_dp_only: bool, classes: Classes) -> Any:
     root, tag = os.path.split(path)
+    if not os.path.lexists(path):
+        process.fetch(root)
     if not is_committed(path):
         if not _foreign.is_there(root, tag):
             raise NoTag(f"there is no checkpoint {path}", reason="NO_CHECKPOINT", tag=tag)

@@ -80,7 +80,8 @@ class Restoring:
         """Restores from the newest checkpoint of a directory, by the progress in its name. All ranks call it.
 
         All ranks pass over damaged checkpoints, and over those whose save did not end. It waits for what an
-        earlier launch has handed to the daemon.
+        earlier launch has handed to the daemon, and, with ``ckptd.dcp.configure(upload=)``, for a newer one of the
+        bucket, which is then in the directory.
 
         Args:
             dirpath (str): the directory.
@@ -218,11 +219,13 @@ def meet(process_group: Any) -> None:
 def checkpoints(root: str) -> List[_names.Name]:
     """Returns the names of the checkpoints of a directory: whole ones, saved by any program.
 
-    It waits for those that an earlier launch had sealed.
+    It waits for those that an earlier launch had sealed, and for a newer one of the bucket.
 
     Raises:
         Corrupt: there are only damaged ones.
+        Refused: the bucket does not answer (``RESTORE_FAILED``).
     """
+    process.fetch(root)
     if not os.path.isdir(root):
         return []
     run = process.run_to_read(root)

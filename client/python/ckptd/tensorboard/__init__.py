@@ -1,0 +1,1 @@
+"""The history of a run as scalars for TensorBoard: python -m ckptd.tensorboard."""
