@@ -30,7 +30,9 @@ from bench.cases import (
     scale,
     small,
     step,
+    unchanged,
 )
+from bench.cases.bucket import case as bucket
 from bench.compare import main as compare
 from bench.compare.setup import Setup, contenders
 from bench.run import round_process, rounds
@@ -52,15 +54,19 @@ CASES = {
     "small": Case(small.run, "10,000 tensors of 1 KiB", rounds=3),
     "handoff": Case(handoff.run, "Begin + Seal, with almost no bytes between them", rounds=2),
     "step": Case(step.run, "what a save costs training steps that run at the same time", rounds=2),
+    "unchanged": Case(unchanged.run, "what is written of a state of which 1 % has changed"),
     "restore": Case(restore.run, "from memory, from the disk, slices, and what it costs training steps", rounds=2),
     "ready": Case(ready.run, "start of a daemon that knows 1,000 checkpoints"),
     "scale": Case(scale.run, "what must not grow: 10,000 checkpoints, 1,000 roots, 256 ranks, 10,000 files"),
     "memory": Case(memory.run, "what the daemon keeps of 10,000 saves of 10,000 files"),
     "hostile": Case(hostile.run, "saves of a job beside a hostile user of the same daemon"),
-    "nodes": Case(nodes.run, "what etcd costs a save of 3 nodes, and of 256 with 64 ranks each"),
+    "nodes": Case(nodes.run, "what etcd costs a save of 3 nodes, and of 256 with 64 ranks each; DCP on two nodes and on one"),
     "deepspeed": Case(deepspeed_save.run, "what save_checkpoint of DeepSpeed takes, beside DeepSpeed alone", rounds=2),
     "gpu": Case(
         gpu.run, "a state on a GPU: blocked steps, copies and restores; needs a GPU, and runs only when named", only_when_named=True
+    ),
+    "bucket": Case(
+        bucket.run, "uploads and fetches beside other clients of S3; installs one, and runs only when named", only_when_named=True
     ),
     "convert": Case(convert.run, "checkpoints of 4 GiB of NxD and DeepSpeed into other layouts", rounds=2),
 }

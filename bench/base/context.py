@@ -7,7 +7,7 @@ import os
 import pathlib
 import statistics
 import tempfile
-from typing import Iterator, List, Optional, Sequence
+from typing import Dict, Iterator, List, Optional, Sequence
 
 from bench.base import fio, settings
 from bench.base.daemon import Daemon
@@ -50,11 +50,13 @@ class BenchContext:
         self.results.append(result)
 
     @contextlib.contextmanager
-    def daemon(self, pool: int, resident: bool = False, config: str = "") -> Iterator[Daemon]:
+    def daemon(
+        self, pool: int, resident: bool = False, config: str = "", environment: Optional[Dict[str, str]] = None
+    ) -> Iterator[Daemon]:
         """A daemon whose folder is outside of self.folder: a socket's path must be short."""
         with (
             tempfile.TemporaryDirectory(prefix="ckptd-bench-") as folder,
-            Daemon(pathlib.Path(folder), pool, resident, config) as daemon,
+            Daemon(pathlib.Path(folder), pool, resident, config, environment) as daemon,
         ):
             yield daemon
 

@@ -8,7 +8,7 @@ import os
 import pathlib
 import signal
 import subprocess
-from typing import Any, Dict, Tuple
+from typing import Any, Dict, Optional, Tuple
 
 import grpc
 from ckptd.v1 import messages_pb2, service_pb2_grpc
@@ -20,9 +20,17 @@ class Daemon:
     """Runs within a `with` block, and ends by SIGTERM."""
 
     def __init__(
-        self, folder: pathlib.Path, pool_bytes: int, resident: bool = False, config: str = ""
+        self,
+        folder: pathlib.Path,
+        pool_bytes: int,
+        resident: bool = False,
+        config: str = "",
+        environment: Optional[Dict[str, str]] = None,
     ) -> None:
-        """resident: keep committed checkpoints in memory. config: more of its configuration."""
+        """resident: keep committed checkpoints in memory. config: more of its configuration. environment: of its process.
+        None: this one's
+        """
+        self._environment = environment
         self.folder = folder
         self._socket = folder / "ckptd.sock"
         self.endpoint = f"unix:{self._socket}"
@@ -47,7 +55,7 @@ class Daemon:
         reading, writing = os.pipe()
         command = [machine.program("ckptd"), f"--config={self._config}", f"--ready_fd={writing}"]
         with open(self._log, "ab") as log:
-            self._process = subprocess.Popen(command, stdout=log, stderr=log, pass_fds=[writing])
+            self._process = subprocess.Popen(command, stdout=log, stderr=log, pass_fds=[writing], env=self._environment)
         os.close(writing)
         with os.fdopen(reading, "rb") as ready:
             if not ready.read():  # Blocks until the daemon closes it.

@@ -16,6 +16,8 @@ GOALS: Dict[str, Goal] = {
     # The stall of a save, in copies by the fastest loop of this processor.
     "save.stall.warm": Goal(1.05),
     "save.stall.cold": Goal(2),
+    # The stall of a save of DCP on two nodes, in stalls of the same ranks on one node.
+    "nodes.dcp.stall": Goal(1.1),
     # Begin + Seal.
     "save.handoff.p50_ms": Goal(1),
     "save.handoff.p99_ms": Goal(5),
@@ -34,6 +36,8 @@ GOALS: Dict[str, Goal] = {
     "save.visible_ms": Goal(10),
     "nodes.commit.p50": Goal(50),
     "nodes.many.commit.p50": Goal(2000),
+    # Of a state of which 1 % has changed, with share_unchanged.
+    "unchanged.written": Goal(0.02),
     # What a save costs others.
     "daemon.cpu_s_per_gb": Goal(0.05),
     "save.step_inflation": Goal(1.02),
@@ -59,7 +63,17 @@ GPU_GOALS: Dict[str, Goal] = {
     "gpu.d2h.vs_limit.10gb.bf16": Goal(0.95, at_least=True),
 }
 
+# A checkpoint to a bucket and back, of the rate of the fastest public client; and what an upload costs others.
+BUCKET_GOALS: Dict[str, Goal] = {
+    "bucket.upload.vs_client": Goal(0.95, at_least=True),
+    "bucket.fetch.vs_client": Goal(0.95, at_least=True),
+    "bucket.upload.daemon.vs_client": Goal(0.95, at_least=True),
+    "bucket.fetch.daemon.vs_client": Goal(0.95, at_least=True),
+    "bucket.step_inflation": Goal(1.05),
+    "bucket.save.stall": Goal(1.05),
+}
+
 
 def goal_of(figure: str) -> "Goal | None":
     """The goal of a figure, whichever client it is of, and however many members etcd has."""
-    return {**GOALS, **GPU_GOALS}.get(figure.removesuffix(".cpp").removesuffix(".3_members"))
+    return {**GOALS, **GPU_GOALS, **BUCKET_GOALS}.get(figure.removesuffix(".cpp").removesuffix(".3_members"))

@@ -79,6 +79,12 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def written_bytes(pid: int) -> int:
+    """Bytes that a process has sent to disks."""
+    fields = dict(line.split(": ") for line in pathlib.Path(f"/proc/{pid}/io").read_text().splitlines())
+    return int(fields["write_bytes"])
+
+
 def processor() -> str:
     """Its name, and the family and model that tell processors of the same name apart."""
     first = pathlib.Path("/proc/cpuinfo").read_text().partition("\n\n")[0]

@@ -2,6 +2,8 @@
 
 The nodes are simulated: bench_nodes.cc has all of a daemon that talks to etcd, in one process, over Debian's etcd with
 its data in the bench's folder, on the disk. So on a small machine the nodes and etcd share its cores.
+
+Then real daemons, with an adapter (nodes_dcp.py).
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from typing import Any, Dict
 
 from bench.base.context import BenchContext
 from bench.base.result import Result
+from bench.cases import nodes_dcp
 
 MOST_SECONDS = 600
 MANY_NODES, MANY_RANKS = 256, 64
@@ -48,6 +51,7 @@ def run(context: BenchContext) -> None:
     context.report(Result("nodes.many.join", figures["join_seconds"], "s", words, 10))
     words = "the same for the job's next launch, after the first has saved"
     context.report(Result("nodes.many.join.next", figures["next_join_seconds"], "s", words, 10))
+    nodes_dcp.run(context)
 
 
 def _report_transactions(

@@ -8,18 +8,19 @@ import dataclasses
 import pathlib
 from typing import List, Optional, Sequence, Tuple
 
-from bench.base import settings
+from bench.base import requirements, settings
 from bench.base.context import BenchContext
 from bench.base.leftovers import Leftovers
 from bench.base.pages import TRANSPARENT
 from bench.base.result import Result
-from bench.compare import documents, report, requirements
+from bench.compare import documents, report
 from bench.compare.figures import Comparison
 from bench.compare.plot import plot
 from bench.compare.rounds import compare
 from bench.compare.setup import Setup
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
+REQUIREMENTS = pathlib.Path(__file__).with_name("requirements.txt")
 
 
 @dataclasses.dataclass
@@ -41,7 +42,7 @@ class Request:
 
 def measure(context: BenchContext, request: Request, leftovers: Leftovers) -> List[Comparison]:
     """One round."""
-    requirements.install()
+    requirements.install("compare", REQUIREMENTS)
     workloads = [request.workload] if request.workload else ["gpt"] if context.quick else ["gpt", "llama"]
     with contextlib.ExitStack() as stack:
         if request.shared_huge_pages:

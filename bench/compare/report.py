@@ -6,10 +6,9 @@ import pathlib
 import platform
 from typing import Callable, Dict, List
 
-from bench.base import hardware
+from bench.base import hardware, requirements
 from bench.base.goals import GOALS
 from bench.base.result import Result
-from bench.compare import requirements
 from bench.compare.figures import FIGURES, Comparison, Figures
 from bench.compare.setup import slug
 from bench.contenders import catalog

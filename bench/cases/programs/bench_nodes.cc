@@ -266,7 +266,7 @@ class Bench {
     checkpoint.set_ordinal(1);
     checkpoint.set_chunk_bytes(1 << 20);
     checkpoint.set_world_size(static_cast<int>(nodes_.size()) * ranks_per_node_);
-    node.io->WritePart(part, std::move(record), {}, std::make_shared<std::atomic<int64_t>>(0),
+    node.io->WritePart(part, std::move(record), {}, nullptr, std::make_shared<std::atomic<int64_t>>(0),
                        [this, &node, part, decision,
                         written = std::move(written)](absl::StatusOr<storage::v1::PartRecord> done) mutable {
                          if (!done.ok()) Die(done.status().ToString());
