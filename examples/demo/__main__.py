@@ -1,4 +1,4 @@
-"""Kills a training job and its daemon, lets the job resume, and checks the claims of README.md."""
+"""Kills a training job and its daemon, deletes its checkpoints, lets the job resume, and checks the claims of README.md."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import ckptd
 from bench.base import limits, machine
 from bench.base.job import Job
 from bench.contenders import catalog
-from examples.demo import save_costs
+from examples.demo import bucket, save_costs
 from examples.demo.claims import Claims
 from examples.demo.observer import SEALED, Observer
 from examples.training.data import corpus_files, load_corpus
@@ -34,7 +34,7 @@ SAVE_EVERY = 3
 STEPS = 2 * SAVE_EVERY + 1  # Of one launch: two saves, and a step after them.
 TRIES = 5  # To kill at the right moment.
 POOL = 3 << 30
-DISK = 8 << 30  # Free bytes that the demo needs.
+DISK = 10 << 30  # Free bytes that the demo needs.
 SAVE_BYTES = 762 << 20  # Of all ranks, about.
 SAMPLE_BYTES = 128 << 20  # To find out how fast the disk is.
 USUAL_DISK = 7.0  # Seconds for a save, up to which the deadlines are as written here; those of a slower disk are longer.
@@ -53,12 +53,15 @@ class Demo:
         self.stack = stack
         self.base = 0  # The step of the newest committed checkpoint.
         self.jobs: List[Job] = []  # All launches of the job that trains with ckptd.
-        # Outside of `folder`: a socket's path must be short.
-        self.daemon_folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ckptd-demo-"))
+        self.daemon_folder = self.new_daemon_folder()
         stack.callback(self.wait_for_daemon_end)
         self.start_daemon()
 
     # ---- the daemon ----
+
+    def new_daemon_folder(self) -> str:
+        # Outside of `folder`: a socket's path must be short.
+        return self.stack.enter_context(tempfile.TemporaryDirectory(prefix="ckptd-demo-"))
 
     def start_daemon(self) -> None:
         daemon = self.stack.enter_context(ckptd.LocalDaemon(self.daemon_folder, pool_bytes=POOL))
@@ -66,6 +69,10 @@ class Demo:
         self.pid = machine.listener_pid(self.endpoint[len("unix:") :])
         self.observer = Observer(self.endpoint)
         self.stack.callback(self.observer.close)
+
+    def end_daemon(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+        machine.wait_until(lambda: not machine.process_runs(self.pid), "the killed daemon to be gone", 30)
 
     def wait_for_daemon_end(self) -> None:
         machine.wait_until(
@@ -94,8 +101,8 @@ class Demo:
 
     # ---- the job ----
 
-    def launch(self) -> Job:
-        arguments = ["--root", str(self.root), "--endpoint", self.endpoint]
+    def launch(self, *more: str) -> Job:
+        arguments = ["--root", str(self.root), "--endpoint", self.endpoint, *more]
         arguments += ["--steps", str(STEPS), "--save_every", str(SAVE_EVERY)]
         job = Job(
             "examples.demo.recorded_training", self.folder, f"launch_{len(self.jobs) + 1}", arguments, RANKS
@@ -160,7 +167,7 @@ class Demo:
                 part = self.kill_daemon_during(job, tag)
                 job.wait(180 * self.patience)
             if attempt == 1:
-                self.check_resume(job, before)
+                self.check_resume(job, before, self.base, "")
             self.base += STEPS // SAVE_EVERY * SAVE_EVERY
             if 0 < part < 1:
                 break
@@ -180,8 +187,7 @@ class Demo:
 
         if not self.observer.wait(job, tag, writing, "partly on disk", 120 * self.patience):
             return 1.0
-        os.kill(self.pid, signal.SIGKILL)
-        machine.wait_until(lambda: not machine.process_runs(self.pid), "the killed daemon to be gone", 30)
+        self.end_daemon()
         self.start_daemon()
         print(
             f"  killed; the new daemon's latest: {self.observer.latest()}; the trainers continue", flush=True
@@ -191,19 +197,20 @@ class Demo:
     def shown(self, verified: "subprocess.CompletedProcess[str]") -> str:
         return last_line(verified).replace(str(self.root), self.root.name)
 
-    def check_resume(self, job: Job, before: str) -> None:
+    def check_resume(self, job: Job, before: str, base: int, how: str) -> None:
+        restart = f"restart {how}".strip()
         saved = [self.hash_before(before, rank) for rank in range(RANKS)]
         resumed = [job.events(rank, "resumed")[:1] for rank in range(RANKS)]
         first = [job.events(rank, "step")[0]["step"] for rank in range(RANKS)]
         self.claims.check(
-            "The first step after the restart is the one after the committed one, on every rank",
+            f"The first step after the {restart} is the one after the committed one, on every rank",
             f"committed {before}; first steps {first}",
-            first == [self.base + 1] * RANKS,
+            first == [base + 1] * RANKS,
         )
         hashes = [entries[0]["hash"] if entries else "nothing resumed" for entries in resumed]
         measured = ", ".join(f"rank {r}: {h[:12]}" for r, h in enumerate(hashes))
         self.claims.check(
-            "The restored model, optimizer and generator have the hashes of before the save",
+            f"After the {restart} model, optimizer and generator have the hashes of before the save",
             measured,
             hashes == saved,
         )
@@ -244,6 +251,32 @@ class Demo:
             later,
             self.observer.latest() == later,
         )
+
+    def lose_disk(self) -> None:
+        heading("The node is lost with its disk; the job goes on from the bucket on an empty one")
+        objects = self.folder / "bucket"
+        objects.mkdir()
+        with bucket.serve(objects) as environment:
+            os.environ.update(environment)  # The next daemons upload and fetch with it.
+            self.end_daemon()
+            self.start_daemon()
+            self.train_with_bucket(self.launch("--upload", bucket.URL))
+            tag = f"step_{self.base}"
+            self.end_daemon()
+            shutil.rmtree(self.root)
+            self.root.mkdir()
+            self.daemon_folder = self.new_daemon_folder()
+            self.start_daemon()
+            print(f"  {tag} uploaded; daemon killed, checkpoints deleted", flush=True)
+            job = self.launch("--upload", bucket.URL)
+            base = self.base
+            self.train_with_bucket(job)
+            self.check_resume(job, tag, base, "with an empty disk")
+
+    def train_with_bucket(self, job: Job) -> None:
+        with job:
+            job.wait(300 * self.patience)
+        self.base += STEPS // SAVE_EVERY * SAVE_EVERY
 
     # ---- comparisons ----
 
@@ -390,11 +423,12 @@ def main() -> int:
             f"checkpoints: {folder}"
         )
         demo = Demo(folder, stack)
-        minutes = (150 + 4 * demo.disk + save_costs.expected_seconds(demo.disk, ROUNDS)) / 60
+        minutes = (220 + 10 * demo.disk + save_costs.expected_seconds(demo.disk, ROUNDS)) / 60
         print(f"the disk writes {SAVE_BYTES / demo.disk / 1e9:.2f} GB/s; the demo takes about {minutes:.0f} minutes here", flush=True)
         demo.wait_for_pool()
         demo.kill_trainers()
         demo.kill_daemon()
+        demo.lose_disk()
         demo.check_reference()
         demo.check_without_ckptd()
         costs = demo.check_costs()

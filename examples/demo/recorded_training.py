@@ -55,6 +55,11 @@ class RecordedTraining(CheckpointedTraining):
                 "failed", tag=tag, error=type(error).__name__, reason=error.reason, text=str(error)
             )
 
+    def wait_for_upload(self) -> None:
+        """Waits until the bucket has the last save."""
+        self._saves[-1].wait("uploaded", timeout=300.0)
+        self._journal.write("uploaded", tag=self._saves[-1].tag)
+
     def _write_state(self, event: str, **fields: Any) -> None:
         self._journal.write(event, step=self.trainer.step, hash=digest(self.trainer.files()), **fields)
 
@@ -66,17 +71,23 @@ def main() -> None:
     parser.add_argument("--endpoint", help="of the daemon")
     parser.add_argument("--steps", type=int, required=True, help="how many to train, from where it resumes")
     parser.add_argument("--save_every", type=int, required=True)
+    parser.add_argument("--upload", help="the bucket to which the daemon uploads each second checkpoint")
     options = parser.parse_args()
 
     journal = Journal(options.journal)
     dist.init_process_group("gloo")
     trainer = Trainer(int(os.environ["RANK"]))
-    run = ckptd.connect(options.endpoint).run(options.root, num_kept_ckpts=3) if options.root else None
+    run = None
+    if options.root:
+        upload = ckptd.Upload(options.upload, every=2) if options.upload else None
+        run = ckptd.connect(options.endpoint).run(options.root, num_kept_ckpts=3, upload=upload)
     training = RecordedTraining(trainer, run, options.save_every, journal)
     if run is not None:
         training.resume()
     training.train(trainer.step + options.steps)
     training.wait_for_saves()
+    if options.upload:
+        training.wait_for_upload()
     journal.write("end", step=trainer.step)
     dist.barrier()
     dist.destroy_process_group()

@@ -24,6 +24,8 @@ PROGRAMS = ("ckptd", "ckptctl")
 FILES = {
     "wheel": "ckptd-{0}-py3-none-manylinux2014_x86_64.whl",
     "deb": "ckptd_{0}_amd64.deb",
+    "library": "libckptd-client0_{0}_amd64.deb",
+    "development": "libckptd-dev_{0}_amd64.deb",
     "rpm": "ckptd-{0}-1.x86_64.rpm",
     "tarball": "ckptd-{0}-linux-x86_64.tar.gz",
     "image": "ckptd-{0}-oci.tar",
@@ -49,6 +51,11 @@ def checkout_mistakes(checkout: pathlib.Path, version: str) -> Iterator[str]:
             yield f'CHANGELOG.md: the date of {version} is "{date}"; it is written YYYY-MM-DD'
         if "### Upgrade" not in by_title[title]:
             yield f"CHANGELOG.md: the section of {version} has no part Upgrade, which says what to do"
+    if not (checkout / "tests/compat/data" / version).is_dir():
+        yield (
+            f"tests/compat/data/{version} is missing, which later versions are tested with; make it with the release's"
+            f" wheel: tests/compat/record.py tests/compat/data/{version}"
+        )
     page = (checkout / "docs/install.md").read_text()
     if others := set(re.findall(r"ckptd[-_:](\d+\.\d+\.\d+)", page)) - {version}:
         yield f"docs/install.md names the versions {', '.join(sorted(others))}; it is {version}"
@@ -79,6 +86,11 @@ def of_deb(path: pathlib.Path, version: str) -> tuple[str, dict[str, bytes]]:
     unpacked = subprocess.run(["dpkg-deb", "--fsys-tarfile", path], check=True, capture_output=True, timeout=120)
     with tarfile.open(fileobj=io.BytesIO(unpacked.stdout)) as archive:
         return output_of("dpkg-deb", "--field", path, "Version"), members(archive, "./usr/bin/")
+
+
+def of_client_deb(path: pathlib.Path, version: str) -> tuple[str, dict[str, bytes]]:
+    """It has none of the programs."""
+    return output_of("dpkg-deb", "--field", path, "Version"), {}
 
 
 def of_rpm(path: pathlib.Path, version: str) -> tuple[str, dict[str, bytes]]:
@@ -115,6 +127,8 @@ def of_image(path: pathlib.Path, version: str) -> tuple[str, dict[str, bytes]]:
 READERS: dict[str, Callable[[pathlib.Path, str], tuple[str, dict[str, bytes]]]] = {
     "wheel": of_wheel,
     "deb": of_deb,
+    "library": of_client_deb,
+    "development": of_client_deb,
     "rpm": of_rpm,
     "tarball": of_tarball,
     "image": of_image,
@@ -148,11 +162,12 @@ def package_mistakes(packages: pathlib.Path, version: str) -> Iterator[str]:
         for program, data in programs.items():
             if version not in said_by(data).split():
                 yield f'{program} of {name} answers "{said_by(data)}" to --version; it is {version}'
-        digests[kind] = {program: hashlib.sha256(data).hexdigest() for program, data in programs.items()}
+        if programs:
+            digests[kind] = {program: hashlib.sha256(data).hexdigest() for program, data in programs.items()}
     for kind, found_here in digests.items():
         if found_here != digests.get("wheel", found_here):
             yield f"{expected[kind]} has other programs than the wheel"
-    if others := {path.name for path in packages.glob("ckptd*")} - set(expected.values()):
+    if others := {path.name for path in packages.glob("*ckptd*")} - set(expected.values()):
         yield f"{', '.join(sorted(others))} is no package of {version}"
 
 

@@ -17,11 +17,13 @@ import zipfile
 from typing import NamedTuple
 
 import man_pages
+import sdk
 
 
 class File(NamedTuple):
     data: bytes
     mode: int = 0o644
+    link: str = ""  # What a symbolic link leads to; then there is no data.
 
 
 # Below the root directory. A tarball has the same without "usr/".
@@ -57,6 +59,7 @@ class Package(NamedTuple):
     date: datetime.datetime  # Of every file.
     files: dict[str, File]  # By the path below the root directory.
     third_party: dict[str, str]  # Copyright files of what is linked in, by the name of Debian's package.
+    client: sdk.Sdk  # The C++ library for programs.
 
     @property
     def timestamp(self) -> int:
@@ -66,6 +69,17 @@ class Package(NamedTuple):
     def configuration(self) -> list[str]:
         """Files that an operator changes: an upgrade keeps the changes."""
         return sorted(path for path in self.files if path.startswith("etc/"))
+
+    def library(self, libdir: str) -> dict[str, File]:
+        """What C++ programs need to run; `libdir` is such as "lib"."""
+        return {f"usr/{path}": File(data) for path, data in self.client.runtime(libdir).items()}
+
+    def development(self, libdir: str, documents: str = sdk.DOCUMENTS) -> dict[str, File]:
+        """What it takes to compile them."""
+        files = {
+            f"usr/{path}": File(data) for path, data in self.client.development(libdir, documents).items()
+        }
+        return files | {f"usr/{path}": File(b"", link=target) for path, target in sdk.links(libdir).items()}
 
 
 def from_wheel(wheel: pathlib.Path, date: datetime.datetime) -> tuple[dict[str, File], dict[str, str]]:
@@ -87,7 +101,9 @@ def from_wheel(wheel: pathlib.Path, date: datetime.datetime) -> tuple[dict[str, 
     return files, third_party
 
 
-def from_programs(programs: dict[str, bytes], sample: str, version: str, day: datetime.date) -> dict[str, File]:
+def from_programs(
+    programs: dict[str, bytes], sample: str, version: str, day: datetime.date
+) -> dict[str, File]:
     """What the programs say of themselves: manual pages and completion scripts."""
     with tempfile.TemporaryDirectory(prefix="ckptd-package-") as folder:
         paths = {}
@@ -106,7 +122,9 @@ def from_programs(programs: dict[str, bytes], sample: str, version: str, day: da
     return files
 
 
-def collect(wheel: pathlib.Path, checkout: pathlib.Path, version: str, date: datetime.datetime) -> Package:
+def collect(
+    wheel: pathlib.Path, library: pathlib.Path, checkout: pathlib.Path, version: str, date: datetime.datetime
+) -> Package:
     files, third_party = from_wheel(wheel, date)
     files |= {path: File((checkout / source).read_bytes()) for source, path in FROM_CHECKOUT.items()}
     for name, text in third_party.items():
@@ -114,7 +132,7 @@ def collect(wheel: pathlib.Path, checkout: pathlib.Path, version: str, date: dat
     programs = {name: files[path].data for name, path in PROGRAMS.items()}
     sample = (checkout / "deploy/config/ckptd.txtpb").read_text()
     files |= from_programs(programs, sample, version, date.date())
-    return Package(version, date, dict(sorted(files.items())), third_party)
+    return Package(version, date, dict(sorted(files.items())), third_party, sdk.read(library, version))
 
 
 def compressed(files: dict[str, File]) -> dict[str, File]:
@@ -135,5 +153,8 @@ def write_tree(files: dict[str, File], root: pathlib.Path) -> None:
         for folder in reversed(target.relative_to(root).parents):
             (root / folder).mkdir(exist_ok=True)
             (root / folder).chmod(0o755)
+        if file.link:
+            target.symlink_to(file.link)
+            continue
         target.write_bytes(file.data)
         target.chmod(file.mode)

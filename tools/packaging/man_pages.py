@@ -96,6 +96,7 @@ def ckptd_page(program: pathlib.Path, version: str, date: datetime.date) -> byte
         "SIGHUP: reads the configuration again.",
         ".SH FILES\n.TP\n.I /etc/ckptd/ckptd.txtpb\nThe configuration.\n"
         ".TP\n.I /run/ckptd/ckptd.sock\nThe socket; its group may connect.\n"
+        ".TP\n.I /run/ckptd/ckptd.sock.config\nThe configuration in force, for \\fBckptctl debug dump\\fR.\n"
         ".TP\n.I /var/lib/ckptd\nThe list of known roots.",
         ".SH SEE ALSO\n.BR ckptctl (1),\n.BR ckptd.config (5)",
     ]
