@@ -40,7 +40,11 @@ SAVE = [
             "The client names its save and the sizes of its files. The service checks who calls and hands "
             "the request to the engine's thread."
         ),
-        ("client/python/ckptd/_saving/upload.py", "client/cpp/saving.cc", "daemon/grpc/checkpoints_service.cc"),
+        (
+            "client/python/ckptd/_saving/upload.py",
+            "client/cpp/saving.cc",
+            "daemon/grpc/checkpoints_service.cc",
+        ),
     ),
     Step(
         ENGINE,
@@ -50,7 +54,11 @@ SAVE = [
             "The ledger gives the sequence. The engine reserves memory and disk space for all ranks at "
             "once, or lets the save wait, or refuses it."
         ),
-        ("daemon/engine/admission/admission_queue.cc", "storage/ledger/local_ledger.cc", "daemon/memory/segment_claims.cc"),
+        (
+            "daemon/engine/admission/admission_queue.cc",
+            "storage/ledger/local_ledger.cc",
+            "daemon/memory/segment_claims.cc",
+        ),
     ),
     Step(
         ENGINE,
@@ -77,14 +85,22 @@ SAVE = [
             "The client fetches and maps segments that it has not mapped yet. From the second save on there "
             "are none."
         ),
-        ("daemon/handoff/handoff_requests.cc", "client/python/ckptd/_session/segments.py", "client/cpp/memory/mapping.cc"),
+        (
+            "daemon/handoff/handoff_requests.cc",
+            "client/python/ckptd/_session/segments.py",
+            "client/cpp/memory/mapping.cc",
+        ),
     ),
     Step(
         TRAINER,
         TRAINER,
         "copy into segments",
         "The one copy that training waits for.",
-        ("client/python/ckptd/_memory/image.py", "client/cpp/memory/copy.cc", "storage/base/memory/streaming_copy.cc"),
+        (
+            "client/python/ckptd/_memory/image.py",
+            "client/cpp/memory/copy.cc",
+            "storage/base/memory/streaming_copy.cc",
+        ),
     ),
     Step(
         TRAINER,
@@ -188,7 +204,11 @@ RESTORE = [
             "When the sealed saves of older attempts are published, the ledger decides for the attempt and "
             "writes the decision into the run record. Every rank gets the same answer."
         ),
-        ("daemon/engine/resume/resume_barrier.cc", "storage/ledger/local_ledger.cc", "storage/commit/steps/records.cc"),
+        (
+            "daemon/engine/resume/resume_barrier.cc",
+            "storage/ledger/local_ledger.cc",
+            "storage/commit/steps/records.cc",
+        ),
     ),
     Step(
         META,
@@ -219,14 +239,22 @@ RESTORE = [
             "The engine looks for a resident copy. The check threads compare it with the checksums of "
             "the commit before a reader gets it."
         ),
-        ("daemon/engine/reading/resident_cache.cc", "storage/io/check_images.cc", "daemon/engine/reading/prefetcher.cc"),
+        (
+            "daemon/engine/reading/resident_cache.cc",
+            "storage/io/check_images.cc",
+            "daemon/engine/reading/prefetcher.cc",
+        ),
     ),
     Step(
         TRAINER,
         FRONT,
         "fetch descriptors",
         "The client copies out of the segments, or maps them for good.",
-        ("daemon/handoff/handoff_requests.cc", "client/python/ckptd/_reading/resident_files.py", "client/cpp/reading/resident_files.cc"),
+        (
+            "daemon/handoff/handoff_requests.cc",
+            "client/python/ckptd/_reading/resident_files.py",
+            "client/cpp/reading/resident_files.cc",
+        ),
     ),
     Step(
         TRAINER,
@@ -258,7 +286,11 @@ RESTORE = [
             "The agreement barrier: when every rank has finished, the ledger records that. On damage "
             "the mark in .ckptd/damaged is durable first, and all ranks go back to step 1."
         ),
-        ("daemon/engine/resume/resume_barrier.cc", "storage/ledger/local_ledger.cc", "storage/commit/steps/records.cc"),
+        (
+            "daemon/engine/resume/resume_barrier.cc",
+            "storage/ledger/local_ledger.cc",
+            "storage/commit/steps/records.cc",
+        ),
     ),
     Step(
         ENGINE,
@@ -274,10 +306,21 @@ SEQUENCES: Dict[str, List[Step]] = {"save": SAVE, "restore": RESTORE}
 # From top to bottom: what each layer may use lies below it.
 LAYERS: List[Tuple[str, List[Tuple[str, str]]]] = [
     ("client/", [("python", "the package ckptd"), ("ckptctl", "the command line")]),
-    ("client/", [("python/native", "C for Python"), ("ckptctl/convert", "arguments, output")]),
+    (
+        "client/",
+        [
+            ("python/native", "C for Python"),
+            ("sdk", "the C++ library, for other trees"),
+            ("ckptctl/convert", "arguments, output"),
+            ("ckptctl/debug", "bug reports"),
+        ],
+    ),
     ("client/", [("ckptctl/commands", "what asks the daemon or reads a root")]),
     ("client/", [("ckptctl/nodes", "trials of a shared folder")]),
-    ("client/", [("ckptctl/text", "names, tables"), ("cpp", "the C++ library"), ("convert", "paths, checked input")]),
+    (
+        "client/",
+        [("ckptctl/text", "names, tables"), ("cpp", "the C++ client"), ("convert", "paths, checked input")],
+    ),
     ("client/cpp/", [("reading", "ranges, resident files")]),
     ("client/cpp/", [("session", "calls, descriptors")]),
     ("client/cpp/", [("memory", "mapped segments, copies")]),
@@ -288,9 +331,28 @@ LAYERS: List[Tuple[str, List[Tuple[str, str]]]] = [
     ("client/", [("formats/torch", ".pt files"), ("formats/safetensors", "safetensors files")]),
     ("client/", [("formats", "byte sources, dtypes")]),
     ("daemon/", [("runtime", "the program: assembles the rest")]),
-    ("daemon/runtime/", [("start", "known roots, kept descriptors"), ("cluster", "as one of several nodes"), ("process", "this machine")]),
-    ("daemon/", [("grpc", "services"), ("handoff", "descriptors"), ("log", "log lines"), ("systemd", "notify, store"), ("cluster", "a run over nodes")]),
-    ("daemon/", [("grpc/calls", "unary calls, streams"), ("cluster/coordinator", "decides, publishes and removes")]),
+    (
+        "daemon/runtime/",
+        [
+            ("start", "known roots, kept descriptors"),
+            ("cluster", "as one of several nodes"),
+            ("process", "this machine"),
+        ],
+    ),
+    (
+        "daemon/",
+        [
+            ("grpc", "services"),
+            ("handoff", "descriptors"),
+            ("log", "log lines"),
+            ("systemd", "notify, store"),
+            ("cluster", "a run over nodes"),
+        ],
+    ),
+    (
+        "daemon/",
+        [("grpc/calls", "unary calls, streams"), ("cluster/coordinator", "decides, publishes and removes")],
+    ),
     ("daemon/", [("grpc/base", "limits, errors"), ("cluster/node", "what each node reports and asks")]),
     (
         "daemon/",
@@ -305,7 +367,13 @@ LAYERS: List[Tuple[str, List[Tuple[str, str]]]] = [
     ),
     ("daemon/root_io/", [("local", "roots of one node"), ("shared", "roots of several")]),
     ("daemon/root_io/", [("common", "what is done alike in both")]),
-    ("daemon/", [("engine", "the façade over the folders below, on one thread"), ("root_io/threads", "of each file system")]),
+    (
+        "daemon/",
+        [
+            ("engine", "the façade over the folders below, on one thread"),
+            ("root_io/threads", "of each file system"),
+        ],
+    ),
     ("daemon/engine/", [("save", "a save from Begin to its end"), ("resume", "joining a run, and resuming")]),
     (
         "daemon/engine/",
@@ -324,7 +392,15 @@ LAYERS: List[Tuple[str, List[Tuple[str, str]]]] = [
     ("daemon/ledger/", [("nodes", "who lives, who leads")]),
     ("daemon/ledger/", [("keys", "the keys of etcd")]),
     ("daemon/", [("succession", "from one daemon to the next"), ("etcd/grpc", "etcd over gRPC")]),
-    ("daemon/", [("memory", "the pool"), ("base", "loops, workers"), ("config", "the configuration"), ("etcd", "what it is asked")]),
+    (
+        "daemon/",
+        [
+            ("memory", "the pool"),
+            ("base", "loops, workers"),
+            ("config", "the configuration"),
+            ("etcd", "what it is asked"),
+        ],
+    ),
     ("storage/", [("bucket", "checkpoints in a bucket")]),
     ("storage/commit/", [("local", "a root of one node"), ("shared", "a root of several nodes")]),
     ("storage/commit/shared/", [("save", "in flight, published, removed")]),
@@ -333,7 +409,10 @@ LAYERS: List[Tuple[str, List[Tuple[str, str]]]] = [
     ("storage/commit/", [("checkpoint", "its directory, read and verified")]),
     ("storage/", [("io", "I/O queues"), ("ledger", "attempts, sequences"), ("object", "one bucket")]),
     ("storage/", [("fs", "file systems"), ("format", "manifests, names")]),
-    ("storage/", [("base", "errors, clocks"), ("base/checksums", "CRC32C"), ("base/memory", "fresh memory, copies")]),
+    (
+        "storage/",
+        [("base", "errors, clocks"), ("base/checksums", "CRC32C"), ("base/memory", "fresh memory, copies")],
+    ),
     ("proto/", [("ckptd/v1", "wire"), ("ckptd/config/v1", "configuration"), ("ckptd/storage/v1", "disk")]),
 ]
 
@@ -341,7 +420,9 @@ INK, LINE, FILL, PAPER, STALL = "#1b2430", "#5b6b7f", "#e8eef6", "#ffffff", "#d9
 FONT = 'font-family="Helvetica, Arial, sans-serif"'
 
 
-def text(x: float, y: float, words: str, size: int = 13, anchor: str = "middle", weight: str = "normal") -> str:
+def text(
+    x: float, y: float, words: str, size: int = 13, anchor: str = "middle", weight: str = "normal"
+) -> str:
     return (
         f'<text x="{x:g}" y="{y:g}" font-size="{size}" font-weight="{weight}" text-anchor="{anchor}" '
         f'fill="{INK}">{escape(words)}</text>'
@@ -371,8 +452,12 @@ def sequence(title: str, steps: Sequence[Step]) -> str:
     parts = []
     for name in LANES:
         x = middle[name]
-        parts.append(f'<line x1="{x}" y1="44" x2="{x}" y2="{height - 8}" stroke="{LINE}" stroke-dasharray="3 4"/>')
-        parts.append(f'<rect x="{x - 70}" y="12" width="140" height="32" rx="4" fill="{FILL}" stroke="{LINE}"/>')
+        parts.append(
+            f'<line x1="{x}" y1="44" x2="{x}" y2="{height - 8}" stroke="{LINE}" stroke-dasharray="3 4"/>'
+        )
+        parts.append(
+            f'<rect x="{x - 70}" y="12" width="140" height="32" rx="4" fill="{FILL}" stroke="{LINE}"/>'
+        )
         parts.append(text(x, 33, name, 14, weight="bold"))
     for number, step in enumerate(steps, 1):
         y = top + row * number - 8
@@ -395,7 +480,9 @@ def sequence(title: str, steps: Sequence[Step]) -> str:
 
 
 def badge(x: float, y: float, number: int) -> str:
-    return f'<circle cx="{x:g}" cy="{y:g}" r="11" fill="{PAPER}" stroke="{LINE}"/>' + text(x, y + 4, str(number), 12)
+    return f'<circle cx="{x:g}" cy="{y:g}" r="11" fill="{PAPER}" stroke="{LINE}"/>' + text(
+        x, y + 4, str(number), 12
+    )
 
 
 def layers() -> str:
@@ -425,9 +512,14 @@ class Contender(NamedTuple):
 def timings() -> Tuple[str, List[Contender]]:
     """What was saved, and the contenders of the timeline: of the first table of docs/performance.md."""
     page = (DOCS / "performance.md").read_text()
-    measured = page.partition("<!-- tools/bench compare: begin -->")[2].partition("<!-- tools/bench compare: end -->")[0]
+    measured = page.partition("<!-- tools/bench compare: begin -->")[2].partition(
+        "<!-- tools/bench compare: end -->"
+    )[0]
     saved = re.search(r"^(\d+ ranks, \d+ MB each)", measured, re.MULTILINE)
-    rows = [[cell.strip(" `*") for cell in row.split("|")[1:-1]] for row in re.findall(r"^\|.+\|$", measured, re.MULTILINE)]
+    rows = [
+        [cell.strip(" `*") for cell in row.split("|")[1:-1]]
+        for row in re.findall(r"^\|.+\|$", measured, re.MULTILINE)
+    ]
     if saved is None or not rows:
         raise SystemExit("docs/performance.md has no figures between its marks")
     stall, durable = rows[0].index("stall"), rows[0].index("durable after")
@@ -454,7 +546,9 @@ def timeline() -> str:
         y = top + row * number
         stall, durable = float(contender.stall) * scale, float(contender.durable) * scale
         parts.append(text(14, y + 17, contender.name, 14, "start", "bold"))
-        parts.append(f'<rect x="{left}" y="{y}" width="{durable:g}" height="{bar}" fill="{FILL}" stroke="{LINE}"/>')
+        parts.append(
+            f'<rect x="{left}" y="{y}" width="{durable:g}" height="{bar}" fill="{FILL}" stroke="{LINE}"/>'
+        )
         parts.append(f'<rect x="{left}" y="{y}" width="{stall:g}" height="{bar}" fill="{STALL}"/>')
         words = f"stands still {contender.stall} s, durable after {contender.durable} s"
         parts.append(text(left, y + bar + 16, words, 13, "start"))
