@@ -22,6 +22,7 @@
 #include "storage/commit/checkpoint/verify.h"
 #include "storage/format/manifest.h"
 #include "storage/fs/posix_file_system.h"
+#include "tests/testing/crash_disk.h"
 #include "tests/testing/faulty_file_system.h"
 #include "tests/testing/killing_object_store.h"
 #include "tests/testing/memory_object_store.h"
@@ -396,6 +397,28 @@ TEST_F(BucketTest, FetchKilledAtEachRequestLeavesNoCheckpointAndTheNextOneComple
     EXPECT_EQ(Fetch(other, store), absl::OkStatus());
     EXPECT_THAT(Verify(fs(), other.fd()), IsEmpty());
   }
+}
+
+TEST_F(BucketTest, PowerCutAtAnyMomentOfAFetchLeavesAWholeCheckpointOrNone) {
+  WriteCheckpoint(root_, 1);
+  MemoryObjectStore store;
+  ASSERT_TRUE(Upload(root_, store).ok());
+  CrashDisk disk;
+  uint64_t cuts = 0;
+  int whole = 0;
+  disk.OnChange([&](const std::string& what) {
+    for (const Loss loss :
+         {Loss::kNothing, Loss::kEverything, Loss::kData, Loss::kBytes, Loss::kEntries, Loss::kRandom}) {
+      const std::unique_ptr<CrashDisk> left = disk.CutPower(loss, ++cuts);
+      if (!left->Exists(kTag)) continue;
+      ++whole;
+      EXPECT_THAT(Verify(*left, left->root()), IsEmpty()) << what << ", loses " << NameOf(loss);
+    }
+  });
+  ASSERT_EQ(FetchCheckpoint(store, "run", kTag, disk, disk.root(), options_).status(), absl::OkStatus());
+  EXPECT_GT(whole, 0);
+  const std::unique_ptr<CrashDisk> left = disk.CutPower(Loss::kEverything, 1);
+  EXPECT_THAT(Verify(*left, left->root()), IsEmpty());
 }
 
 TEST_F(BucketTest, FetchRemovesWhatAnotherOneHasLeft) {

@@ -1,6 +1,7 @@
 #include "storage/bucket/fetch.h"
 
 #include <memory>
+#include <span>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -134,8 +135,10 @@ class Fetcher {
           PartsOf(i, record.size_bytes(), manifest_.summary.chunk_bytes(), options_);
       parts.insert(parts.end(), of_file.begin(), of_file.end());
     }
-    CKPTD_RETURN_IF_ERROR(
-        RunParallel(options_.threads, parts.size(), [&](size_t i) { return GetPart(parts[i]); }));
+    CKPTD_RETURN_IF_ERROR(RunParallel(options_.threads, parts.size(), [&](size_t i) {
+      return buffers_.With(parts[i].size,
+                           [&](std::span<std::byte> bytes) { return GetPart(parts[i], bytes); });
+    }));
     return RunParallel(options_.threads, paths_.size(), [&](size_t i) -> absl::Status {
       CKPTD_ASSIGN_OR_RETURN(const ScopedHandle file,
                              OpenScoped(fs_, dir_.get(), paths_[i], OpenMode::kUpdate));
@@ -143,9 +146,8 @@ class Fetcher {
     });
   }
 
-  absl::Status GetPart(const FilePart& part) {
+  absl::Status GetPart(const FilePart& part, std::span<std::byte> bytes) {
     const FileRecord& record = manifest_.body.files(static_cast<int>(part.file));
-    std::vector<std::byte> bytes(static_cast<size_t>(part.size));
     CKPTD_RETURN_IF_ERROR(GetChecked(store_, base_ + record.path(), record, manifest_.summary.chunk_bytes(),
                                      part.offset, bytes));
     CKPTD_ASSIGN_OR_RETURN(const ScopedHandle file,
@@ -182,7 +184,8 @@ class Fetcher {
     CKPTD_RETURN_IF_ERROR(SyncDirectories(fs_, dir_.get(), paths_));
     // An empty directory at the tag is replaced.
     CKPTD_RETURN_IF_ERROR(fs_.Rename(fetch_dir_.get(), tag_, root_, tag_, RenameMode::kReplace));
-    return fs_.Sync(root_, SyncMode::kAll);
+    CKPTD_RETURN_IF_ERROR(fs_.Sync(root_, SyncMode::kAll));
+    return fs_.Sync(fetch_dir_.get(), SyncMode::kAll);
   }
 
   ObjectStore& store_;
@@ -196,6 +199,7 @@ class Fetcher {
   Manifest manifest_;
   ScopedHandle fetch_dir_, lock_, dir_;
   std::vector<std::string> paths_;
+  PartBuffers buffers_;
   Mutex mutex_;
   int64_t done_bytes_ = 0;
 };

@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <atomic>
 #include <thread>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "storage/base/checksums/crc32c.h"
 #include "storage/base/errors.h"
-#include "storage/base/mutex.h"
 #include "storage/base/status_macros.h"
 
 namespace ckptd {
@@ -61,6 +61,23 @@ absl::Status GetChecked(ObjectStore& store, const std::string& key, const storag
     status = CheckChunks(record, chunk_bytes, offset, into);
     if (status.ok()) break;
   }
+  return status;
+}
+
+absl::Status PartBuffers::With(int64_t size, const std::function<absl::Status(std::span<std::byte>)>& use) {
+  const size_t needed = static_cast<size_t>(size);
+  Buffer buffer;
+  {
+    MutexLock lock(mutex_);
+    if (!idle_.empty()) {
+      buffer = std::move(idle_.back());
+      idle_.pop_back();
+    }
+  }
+  if (buffer.size < needed) buffer = {std::make_unique_for_overwrite<std::byte[]>(needed), needed};
+  const absl::Status status = use(std::span(buffer.bytes.get(), needed));
+  MutexLock lock(mutex_);
+  idle_.push_back(std::move(buffer));
   return status;
 }
 

@@ -11,14 +11,17 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "ckptd/storage/v1/storage.pb.h"
+#include "storage/base/mutex.h"
 #include "storage/object/object_store.h"
 
 namespace ckptd {
@@ -54,6 +57,22 @@ absl::Status CheckChunks(const storage::v1::FileRecord& record, int32_t chunk_by
 // Gets a part and checks its chunks. Bytes that arrive damaged are fetched three times.
 absl::Status GetChecked(ObjectStore& store, const std::string& key, const storage::v1::FileRecord& record,
                         int32_t chunk_bytes, int64_t offset, std::span<std::byte> into);
+
+// Memory of the parts in flight, used again for later ones: fresh memory would cost a page fault for each page.
+// Thread-safe.
+class PartBuffers {
+ public:
+  // Calls `use` with `size` bytes of any content, and returns what it returned.
+  absl::Status With(int64_t size, const std::function<absl::Status(std::span<std::byte>)>& use);
+
+ private:
+  struct Buffer {
+    std::unique_ptr<std::byte[]> bytes;
+    size_t size = 0;
+  };
+  Mutex mutex_;
+  std::vector<Buffer> idle_ ABSL_GUARDED_BY(mutex_);
+};
 
 // Calls job(i) for each i in [0, count), several at a time. Starts no more of them after an error; the result
 // is the first error.

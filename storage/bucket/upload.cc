@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <optional>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -181,8 +182,10 @@ class Uploader {
         if (!sources_[i].parts.contains(part.number)) missing.push_back(part);
     }
     CKPTD_ASSIGN_OR_RETURN(const bool is_checked, ServerComparesChecksums());
-    CKPTD_RETURN_IF_ERROR(
-        RunParallel(options_.threads, missing.size(), [&](size_t i) { return SendPart(missing[i]); }));
+    CKPTD_RETURN_IF_ERROR(RunParallel(options_.threads, missing.size(), [&](size_t i) {
+      return buffers_.With(missing[i].size,
+                           [&](std::span<std::byte> bytes) { return SendPart(missing[i], bytes); });
+    }));
     CKPTD_RETURN_IF_ERROR(
         RunParallel(options_.threads, sources_.size(), [&](size_t i) { return Complete(sources_[i]); }));
     CKPTD_RETURN_IF_ERROR(AbortOthers());
@@ -199,9 +202,8 @@ class Uploader {
     return false;
   }
 
-  absl::Status SendPart(const FilePart& part) {
+  absl::Status SendPart(const FilePart& part, std::span<std::byte> bytes) {
     Source& source = sources_[part.file];
-    std::vector<std::byte> bytes(static_cast<size_t>(part.size));
     CKPTD_ASSIGN_OR_RETURN(const ScopedHandle file,
                            OpenScoped(fs_, dir_.get(), source.path, OpenMode::kRead));
     if (const absl::Status read = ReadFully(fs_, file.get(), part.offset, bytes); !read.ok())
@@ -246,20 +248,22 @@ class Uploader {
     std::vector<FilePart> parts;
     for (size_t i = 0; i < sources_.size(); ++i)
       for (const FilePart& part : Parts(i)) parts.push_back(part);
-    return RunParallel(options_.threads, parts.size(), [&](size_t i) -> absl::Status {
-      const Source& source = sources_[parts[i].file];
-      std::vector<std::byte> bytes(static_cast<size_t>(parts[i].size));
-      if (source.record != nullptr)
-        return GetChecked(store_, KeyOf(source), *source.record, chunk_bytes(), parts[i].offset, bytes);
-      CKPTD_RETURN_IF_ERROR(store_.Get(KeyOf(source), parts[i].offset, bytes));
-      CKPTD_ASSIGN_OR_RETURN(const std::string here,
-                             ReadSmallFile(fs_, dir_.get(), source.path, source.size));
-      const auto part =
-          std::as_bytes(std::span(here)).subspan(static_cast<size_t>(parts[i].offset), bytes.size());
-      if (std::equal(bytes.begin(), bytes.end(), part.begin())) return absl::OkStatus();
-      return MakeError(absl::StatusCode::kDataLoss, "CORRUPT_TRANSFER",
-                       absl::StrCat(KeyOf(source), " came back other than it was sent"));
+    return RunParallel(options_.threads, parts.size(), [&](size_t i) {
+      return buffers_.With(parts[i].size,
+                           [&](std::span<std::byte> bytes) { return GetPartBack(parts[i], bytes); });
     });
+  }
+
+  absl::Status GetPartBack(const FilePart& part, std::span<std::byte> bytes) {
+    const Source& source = sources_[part.file];
+    if (source.record != nullptr)
+      return GetChecked(store_, KeyOf(source), *source.record, chunk_bytes(), part.offset, bytes);
+    CKPTD_RETURN_IF_ERROR(store_.Get(KeyOf(source), part.offset, bytes));
+    CKPTD_ASSIGN_OR_RETURN(const std::string here, ReadSmallFile(fs_, dir_.get(), source.path, source.size));
+    const auto sent = std::as_bytes(std::span(here)).subspan(static_cast<size_t>(part.offset), bytes.size());
+    if (std::equal(bytes.begin(), bytes.end(), sent.begin())) return absl::OkStatus();
+    return MakeError(absl::StatusCode::kDataLoss, "CORRUPT_TRANSFER",
+                     absl::StrCat(KeyOf(source), " came back other than it was sent"));
   }
 
   absl::Status Commit() {
@@ -276,6 +280,7 @@ class Uploader {
   std::string manifest_bytes_;
   Manifest manifest_;
   std::vector<Source> sources_;
+  PartBuffers buffers_;
   Mutex mutex_;
   UploadResult result_;
 };
