@@ -41,11 +41,10 @@ struct Arguments {
   std::string output = "text", run, name, level = "committed", message, path, url;
   double timeout = 0, interval = 0.5;
   int64_t sequence = 0;
-  int count = 100;
   double top_interval = 2;
-  double failures = 0;
   bool once = false;
   DrainArguments drain;
+  HistoryArguments history;
   bool all = false, verbose = false, until_idle = false, unverified = false, force = false;
   bool there = false, not_there = false;
   RetentionArguments retention;
@@ -102,14 +101,15 @@ void AddLooking(CLI::App& app, const Context& context, Arguments& a, Command* ch
   CLI::App* wait = Add(app, "wait", "Wait until a checkpoint has reached a level, at most --timeout (60)",
                        chosen, [&] { return Wait(context, a.name, a.level); });
   wait->add_option("NAME", a.name, "The checkpoint")->required();
-  wait->add_option("--level", a.level, "staged, sealed or committed")->capture_default_str();
+  wait->add_option("--level", a.level, "staged, sealed, committed or uploaded")->capture_default_str();
   CLI::App* history = Add(app, "history", "Show the saves, restores and removals of a run, newest first",
-                          chosen, [&] { return History(context, a.run, a.count, a.failures); });
-  history->add_option("RUN", a.run, "The run")->required();
-  history->add_option("-n,--count", a.count, "Show at most so many, 1 to 10000")
+                          chosen, [&] { return History(context, a.history); });
+  history->add_option("RUN", a.history.run, "One run; default: all runs");
+  AddDuration(history, "--since", a.history.since_seconds, "Show only what is not older; default: all");
+  history->add_option("-n,--count", a.history.count, "Show at most so many of a run, 1 to 10000")
       ->check(CLI::Range(1, 10000))
       ->capture_default_str();
-  AddDuration(history, "--mtbf", a.failures,
+  AddDuration(history, "--mtbf", a.history.seconds_between_failures,
               "For the advice: how long the job runs between two failures; default: as the history shows");
   Add(app, "why",
       "Say what has become of a checkpoint: why it failed, is kept, is gone, or is not the latest", chosen,

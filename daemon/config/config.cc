@@ -11,14 +11,19 @@
 #include <filesystem>
 #include <limits>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
+#include "absl/strings/str_split.h"
 #include "daemon/config/cluster_config.h"
 #include "daemon/config/sizes.h"
 #include "daemon/config/trusted_file.h"
+#include "google/protobuf/descriptor.h"
 #include "google/protobuf/io/tokenizer.h"
 #include "google/protobuf/text_format.h"
 #include "storage/base/errors.h"
@@ -39,13 +44,25 @@ constexpr size_t kLeastToken = 16, kMaxToken = 1000;
 constexpr int kMaxContainerRoots = 64;
 constexpr int kMaxUploadPrefixes = 64;
 
+// Adds the fields that there are to protobuf's message about a field that is unknown: `Message type "..." has no
+// field named "...".` Returns any other message as it is.
+std::string WithFields(const std::string& message) {
+  const std::vector<std::string> words = absl::StrSplit(message, '"');
+  if (words.size() < 3 || !absl::StrContains(words[2], "has no field named")) return message;
+  const auto* type = google::protobuf::DescriptorPool::generated_pool()->FindMessageTypeByName(words[1]);
+  if (type == nullptr) return message;
+  std::vector<std::string> names;
+  for (int i = 0; i < type->field_count(); ++i) names.push_back(type->field(i)->name());
+  return absl::StrCat(message, " It has ", absl::StrJoin(names, ", "), ".");
+}
+
 // Collects messages "file:line:column: what is wrong". Lines and columns count from 1.
 class ParseProblems final : public google::protobuf::io::ErrorCollector {
  public:
   ParseProblems(std::string_view source, std::vector<std::string>& problems)
       : source_(source), problems_(problems) {}
   void AddError(int line, int column, const std::string& message) override {
-    problems_.push_back(absl::StrCat(source_, ":", line + 1, ":", column + 1, ": ", message));
+    problems_.push_back(absl::StrCat(source_, ":", line + 1, ":", column + 1, ": ", WithFields(message)));
   }
 
  private:

@@ -109,6 +109,11 @@ TEST(Config, RefusesAnUnknownFieldWithItsPlace) {
               ElementsAre(AllOf(HasSubstr("ckptd.txtpb:2:"), HasSubstr("byts"))));
 }
 
+TEST(Config, NamesTheFieldsThatThereAreForAnUnknownOne) {
+  EXPECT_THAT(Load("upload { bytes: 5 }").problems,
+              ElementsAre(HasSubstr("It has allowed_prefixes, bytes_per_second, parallel_parts.")));
+}
+
 TEST(Config, ReportsAllProblemsAtOnce) {
   const auto problems = Load("max_sessions: 70000 log { level: \"loud\" } metrics { port: -2 }").problems;
   EXPECT_THAT(problems, ElementsAre("metrics.port: -2 is not in [-1, 65535]",

@@ -52,6 +52,19 @@ def test_history_has_each_save_with_its_times_and_survives_a_killed_daemon(daemo
     assert "s1" not in one.stdout and "--count" in one.stderr
 
 
+def test_history_without_a_run_has_all_runs_and_since_leaves_out_what_is_older(daemon, trainers, root):
+    save(trainers("a", 1)[0], "s1", 1)
+    other = trainers("b", 1, where=root + "-other")[0]
+    save(other, "s2", 2)
+    text = ckptctl("history", "--since=1h", endpoint=daemon.endpoint).stdout
+    assert root + "\n" in text and root + "-other\n" in text and "s1" in text and "s2" in text
+    daemon.restart()
+    lines = ckptctl("history", "--output=json", endpoint=daemon.endpoint).stdout.splitlines()
+    found = {line["root"]: [entry["tag"] for entry in line["history"]["entries"]] for line in map(json.loads, lines)}
+    assert found[root] == ["s1"] and found[root + "-other"] == ["s2"]
+    assert "s1" not in ckptctl("history", root, "--since=0.000001", endpoint=daemon.endpoint).stdout
+
+
 def test_sealed_save_lost_with_killed_daemon_is_in_the_history_of_the_next(daemon, trainers, root):
     rank = trainers("a", 1)[0]
     save(rank, "s1", 1)

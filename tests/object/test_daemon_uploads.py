@@ -70,6 +70,20 @@ def test_server_that_is_away_delays_no_save_and_gets_what_has_waited(job: Job) -
     assert "OK" in job.tool("verify", job.url)
 
 
+def test_operator_who_drains_hears_of_uploads_and_can_wait_for_them(job: Job) -> None:
+    run = job.run()
+    job.proxy.close_server()
+    save(run, 1).wait()
+    name = str(job.root / "step_1")
+    drained = job.tool("drain")
+    assert "DRAINED" in drained and "These uploads go on after a restart" in drained and name in drained
+    job.tool("--timeout=0", "wait", name, "--level=uploaded", code=1)
+    job.proxy.open_server()
+    assert "step_1 is UPLOADED" in job.tool("--timeout=100", "wait", name, "--level=uploaded")
+    assert f"it is in the bucket, too: {job.url}/step_1" in job.tool("why", name)
+    assert "uploads" not in job.tool("drain")
+
+
 def test_retention_keeps_what_waits_for_its_upload(job: Job) -> None:
     client = job.start()
     run = client.run(job.root, num_kept_ckpts=1, upload=ckptd.Upload(job.url))

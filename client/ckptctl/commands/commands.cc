@@ -26,8 +26,9 @@ absl::StatusOr<v1::Level> ParseLevel(const std::string& text) {
   std::string upper;
   for (const char c : text) upper += static_cast<char>(c >= 'a' && c <= 'z' ? c - 'a' + 'A' : c);
   v1::Level level;
-  if (v1::Level_Parse(upper, &level) && level >= v1::STAGED && level <= v1::COMMITTED) return level;
-  return InvalidArgument(absl::StrCat("--level is \"", text, "\"; allowed are staged, sealed and committed"));
+  if (v1::Level_Parse(upper, &level) && level >= v1::STAGED && level <= v1::UPLOADED) return level;
+  return InvalidArgument(
+      absl::StrCat("--level is \"", text, "\"; allowed are staged, sealed, committed and uploaded"));
 }
 
 void Print(const Context& context, const v1::Checkpoint& checkpoint) {
@@ -259,7 +260,7 @@ absl::StatusOr<ExitCode> Wait(const Context& context, const std::string& name, c
   } else {
     WriteText(context, absl::StrCat(Printable(checkpoint.tag()), " is ", RenderEnd(checkpoint), "\n"));
   }
-  return checkpoint.level() >= wanted && checkpoint.level() <= v1::COMMITTED ? kOk : kNotSo;
+  return checkpoint.level() >= wanted && checkpoint.level() <= v1::UPLOADED ? kOk : kNotSo;
 }
 
 absl::StatusOr<ExitCode> Abort(const Context& context, const std::string& name, const std::string& message) {

@@ -58,9 +58,14 @@ absl::StatusOr<ExitCode> Undelete(const Context& context, const std::string& nam
 // A save whose outcome nobody knows is a checkpoint, or is none.
 absl::StatusOr<ExitCode> ResolveSave(const Context& context, const std::string& name, bool is_checkpoint);
 
-// history.cc: the newest `count` entries, and how often to save. `seconds_between_failures` 0: as they show.
-absl::StatusOr<ExitCode> History(const Context& context, const std::string& run, int count,
-                                 double seconds_between_failures);
+// history.cc: the newest entries, and how often to save.
+struct HistoryArguments {
+  std::string run;                      // Empty: all runs.
+  int count = 100;                      // Of each run.
+  double since_seconds = 0;             // Only entries that are not older; 0: all.
+  double seconds_between_failures = 0;  // 0: as the entries show.
+};
+absl::StatusOr<ExitCode> History(const Context& context, const HistoryArguments& arguments);
 // history.cc: what has become of a checkpoint. kNotSo if it is no whole one, and none is on its way.
 absl::StatusOr<ExitCode> Why(const Context& context, const std::string& name);
 

@@ -250,7 +250,7 @@ TEST_F(CommandsTest, ColorsBadStatesOnlyWhereTheyAreShown) {
 }
 
 TEST_F(CommandsTest, BadLevelOrEndpointIsAUsageError) {
-  EXPECT_EQ(ExitCodeFor(Wait(context_, "step_1", "uploaded").status()), kUsage);
+  EXPECT_EQ(ExitCodeFor(Wait(context_, "step_1", "durable").status()), kUsage);
   context_.endpoint = "localhost:80";
   EXPECT_EQ(ExitCodeFor(ShowStatus(context_, false).status()), kUsage);
 }

@@ -36,6 +36,23 @@ std::string Written(const v1::Status& status) {
   return all == 0 ? "" : absl::StrCat(", ", HumanBytes(written), " of ", HumanBytes(all), " written");
 }
 
+// The checkpoints that are not in their bucket yet. Their uploads go on after a restart, so nothing waits for them; who
+// gives the machine up with its disk has to. Empty: there are none.
+std::string Uploads(const v1::Status& status) {
+  std::string text;
+  for (const v1::Run& run : status.runs()) {
+    for (const v1::Checkpoint& waiting : run.uploads().waiting()) {
+      absl::StrAppend(&text, "  ", Printable(absl::StrCat(run.path(), "/", waiting.tag())), " (",
+                      OneLine(UploadText(waiting, SystemClock().UnixMicros())), ")\n");
+    }
+  }
+  return text.empty()
+             ? ""
+             : "These uploads go on after a restart. If the machine's disk is lost with it, wait for them "
+               "first (ckptctl wait --level=uploaded):\n" +
+                   text;
+}
+
 // Changes when an operator should read it again.
 std::string WhatIsLeft(const v1::DrainStatus& drain) {
   std::string text;
@@ -79,7 +96,8 @@ void Report(const Context& context, const v1::Status& status, double seconds) {
   if (status.drain().drained()) {
     *context.out << "DRAINED after " << HumanSeconds(seconds)
                  << ": nothing is lost if the daemon or the machine restarts now. It takes saves again after "
-                    "that, or after ckptctl drain --undo\n";
+                    "that, or after ckptctl drain --undo\n"
+                 << Uploads(status);
     return;
   }
   std::string text = absl::StrCat("NOT DRAINED after ", HumanSeconds(seconds),
@@ -89,7 +107,8 @@ void Report(const Context& context, const v1::Status& status, double seconds) {
     table.Add({Name(work), OneLine(work.waits_for()), OneLine(work.if_ended())});
   WriteText(context, absl::StrCat(text, table.ToString(2),
                                   "  -> ckptctl drain waits again; ckptctl abort NAME ends a save; "
-                                  "ckptctl drain --undo takes saves again\n"));
+                                  "ckptctl drain --undo takes saves again\n",
+                                  Uploads(status)));
 }
 
 }  // namespace

@@ -1,5 +1,7 @@
 // The commands about what has happened.
+#include <algorithm>
 #include <ostream>
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -73,27 +75,66 @@ std::string WhyJson(const std::string& name, const TagFacts& facts, const WhyAns
   return ToJson(object);
 }
 
-}  // namespace
-
-absl::StatusOr<ExitCode> History(const Context& context, const std::string& name, int count,
-                                 double seconds_between_failures) {
-  CKPTD_ASSIGN_OR_RETURN(std::unique_ptr<client::Rpc> rpc, Connect(context));
-  CKPTD_ASSIGN_OR_RETURN(v1::ListRunsResponse runs, rpc->ListRuns(CallTimeout(context)));
-  CKPTD_ASSIGN_OR_RETURN(const v1::Run run, FindRun(runs, name));
+absl::StatusOr<v1::GetHistoryResponse> Get(client::Rpc& rpc, const Context& context, const v1::Run& run,
+                                           const HistoryArguments& arguments) {
   v1::GetHistoryRequest request;
   request.set_run(run.name());
-  request.set_max_entries(count);
-  request.set_seconds_between_failures(seconds_between_failures);
-  CKPTD_ASSIGN_OR_RETURN(v1::GetHistoryResponse history, rpc->GetHistory(request, CallTimeout(context)));
-  if (context.json) {
-    *context.out << ToJson(history);
-    return kOk;
-  }
+  request.set_max_entries(arguments.count);
+  request.set_seconds_between_failures(arguments.seconds_between_failures);
+  CKPTD_ASSIGN_OR_RETURN(v1::GetHistoryResponse history, rpc.GetHistory(request, CallTimeout(context)));
+  if (arguments.since_seconds == 0) return history;
+  const int64_t since_us =
+      SystemClock().UnixMicros() - static_cast<int64_t>(arguments.since_seconds * 1'000'000);
+  auto& entries = *history.mutable_entries();
+  const auto older = std::find_if(entries.begin(), entries.end(), [since_us](const v1::HistoryEntry& entry) {
+    return UnixMicros(entry.time()) < since_us;
+  });
+  entries.erase(older, entries.end());
+  return history;
+}
+
+void Show(const Context& context, const v1::GetHistoryResponse& history, int count) {
   WriteText(context, RenderHistory(history));
   if (!history.outlook().advice().empty())
     *context.out << "advice: " << OneLine(history.outlook().advice()) << "\n";
-  const int shown = history.entries_size();
-  if (shown == count) *context.err << "ckptctl: the newest " << shown << " entries; --count shows more\n";
+  if (history.entries_size() == count)
+    *context.err << "ckptctl: the newest " << count << " entries; --count shows more\n";
+}
+
+std::string JsonLine(const v1::Run& run, const v1::GetHistoryResponse& history) {
+  const auto text = [](const google::protobuf::Message& message) {
+    std::string line = ToJson(message, /*one_line=*/true);
+    line.pop_back();  // The newline.
+    return line;
+  };
+  return absl::StrCat("{\"run\": ", text(JsonText(run.name())), ", \"root\": ", text(JsonText(run.path())),
+                      ", \"history\": ", text(history), "}\n");
+}
+
+}  // namespace
+
+absl::StatusOr<ExitCode> History(const Context& context, const HistoryArguments& arguments) {
+  CKPTD_ASSIGN_OR_RETURN(std::unique_ptr<client::Rpc> rpc, Connect(context));
+  CKPTD_ASSIGN_OR_RETURN(v1::ListRunsResponse runs, rpc->ListRuns(CallTimeout(context)));
+  if (!arguments.run.empty()) {
+    CKPTD_ASSIGN_OR_RETURN(const v1::Run run, FindRun(runs, arguments.run));
+    CKPTD_ASSIGN_OR_RETURN(const v1::GetHistoryResponse history, Get(*rpc, context, run, arguments));
+    if (context.json) {
+      *context.out << ToJson(history);
+    } else {
+      Show(context, history, arguments.count);
+    }
+    return kOk;
+  }
+  for (const v1::Run& run : runs.runs()) {
+    CKPTD_ASSIGN_OR_RETURN(const v1::GetHistoryResponse history, Get(*rpc, context, run, arguments));
+    if (context.json) {
+      *context.out << JsonLine(run, history);
+    } else if (!history.entries().empty()) {
+      WriteText(context, absl::StrCat(run.name(), "  ", Printable(run.path()), "\n"));
+      Show(context, history, arguments.count);
+    }
+  }
   return kOk;
 }
 

@@ -111,12 +111,13 @@ class Watcher {
       *context_.out << line << std::endl;
       return;
     }
+    const bool is_last = ended && checkpoint.upload().state() != v1::CheckpointUpload::UPLOADING;
     // A line about the same checkpoint's progress is not terminated yet: overwrite it.
     *context_.out << (what == open_line_   ? "\r\x1b[K"
                       : open_line_.empty() ? ""
                                            : "\n")
-                  << line << (ended ? "\n" : "") << std::flush;
-    open_line_ = ended ? "" : what;
+                  << line << (is_last ? "\n" : "") << std::flush;
+    open_line_ = is_last ? "" : what;
   }
 
   const Context& context_;

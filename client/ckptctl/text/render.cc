@@ -35,27 +35,6 @@ std::string Percent(const v1::Checkpoint& checkpoint) {
   return absl::StrFormat("%d %%", checkpoint.written_bytes() * 100 / checkpoint.size_bytes());
 }
 
-// A committed checkpoint that is in the bucket, too, is UPLOADED.
-std::string LevelOf(const v1::Checkpoint& checkpoint) {
-  const bool is_uploaded = checkpoint.upload().state() == v1::CheckpointUpload::DONE;
-  return v1::Level_Name(is_uploaded && checkpoint.level() == v1::COMMITTED ? v1::UPLOADED
-                                                                           : checkpoint.level());
-}
-
-// How far its upload is, or why it lags. Empty: it has ended, or there is none.
-std::string UploadText(const v1::Checkpoint& checkpoint, int64_t now_us) {
-  const v1::CheckpointUpload& upload = checkpoint.upload();
-  if (upload.state() == v1::CheckpointUpload::UPLOADING) {
-    return absl::StrCat("uploading, ", HumanBytes(upload.sent_bytes()), " of ",
-                        HumanBytes(checkpoint.size_bytes()));
-  }
-  if (upload.state() != v1::CheckpointUpload::WAITING) return "";
-  if (!upload.has_error()) return "waits for its upload";
-  const double seconds = static_cast<double>(UnixMicros(upload.next_try_time()) - now_us) / 1e6;
-  return absl::StrCat("not uploaded: ", upload.error().reason(), ": ", upload.error().message(),
-                      "; next try ", seconds > 0 ? absl::StrCat("in ", HumanSeconds(seconds)) : "now");
-}
-
 // What ranks that resume wait for.
 std::string FetchText(const v1::BucketFetch& fetch) {
   if (fetch.tag().empty()) return "resume waits for the bucket to say which checkpoints it has";
@@ -116,6 +95,10 @@ std::string Attention(const v1::Run& run, int64_t now_us) {
     parts.push_back(absl::StrCat("saving ", save.tag(), " (", v1::Level_Name(save.level()), ", ",
                                  Percent(save), ", ", save.missing_ranks().empty() ? "" : Ranks(save) + ", ",
                                  "for ", Age(save.create_time(), now_us), ")"));
+  }
+  for (const v1::Checkpoint& waiting : run.uploads().waiting()) {
+    if (waiting.upload().state() == v1::CheckpointUpload::UPLOADING)
+      parts.push_back(absl::StrCat(waiting.tag(), " ", UploadText(waiting, now_us)));
   }
   for (const v1::Checkpoint& waiting : run.uploads().waiting()) {
     if (!waiting.upload().has_error()) continue;
@@ -276,6 +259,25 @@ std::string RenderDaemon(const v1::Status& status, int64_t now_us) {
 
 int64_t UnixMicros(const google::protobuf::Timestamp& time) {
   return time.seconds() * 1'000'000 + time.nanos() / 1000;
+}
+
+std::string LevelOf(const v1::Checkpoint& checkpoint) {
+  const bool is_uploaded = checkpoint.upload().state() == v1::CheckpointUpload::DONE;
+  return v1::Level_Name(is_uploaded && checkpoint.level() == v1::COMMITTED ? v1::UPLOADED
+                                                                           : checkpoint.level());
+}
+
+std::string UploadText(const v1::Checkpoint& checkpoint, int64_t now_us) {
+  const v1::CheckpointUpload& upload = checkpoint.upload();
+  if (upload.state() == v1::CheckpointUpload::UPLOADING) {
+    return absl::StrCat("uploading, ", HumanBytes(upload.sent_bytes()), " of ",
+                        HumanBytes(checkpoint.size_bytes()));
+  }
+  if (upload.state() != v1::CheckpointUpload::WAITING) return "";
+  if (!upload.has_error()) return "waits for its upload";
+  const double seconds = static_cast<double>(UnixMicros(upload.next_try_time()) - now_us) / 1e6;
+  return absl::StrCat("not uploaded: ", upload.error().reason(), ": ", upload.error().message(),
+                      "; next try ", seconds > 0 ? absl::StrCat("in ", HumanSeconds(seconds)) : "now");
 }
 
 std::string RenderEnd(const v1::Checkpoint& checkpoint) {
@@ -596,12 +598,15 @@ std::string ProgressLines::Line(const v1::WatchResponse& event) {
   const std::string head = absl::StrCat(Time(event.time()).substr(11), "  ", RootOf(checkpoint.name()), "  ",
                                         checkpoint.tag(), "  ");
   const std::string upload = UploadText(checkpoint, now_us);
-  if (checkpoint.upload().state() == v1::CheckpointUpload::UPLOADING || checkpoint.upload().has_error())
-    return absl::StrCat(head, upload);
+  if (checkpoint.upload().state() == v1::CheckpointUpload::UPLOADING) {
+    return absl::StrCat(head, upload,
+                        Rate(key, checkpoint.upload().sent_bytes(), checkpoint.size_bytes(), now_us));
+  }
+  if (checkpoint.level() >= v1::COMMITTED) starts_.erase(key);  // Of the save, or of the upload.
+  if (checkpoint.upload().has_error()) return absl::StrCat(head, upload);
   if (checkpoint.upload().state() == v1::CheckpointUpload::DONE)
     return absl::StrCat(head, LevelOf(checkpoint), "  ", checkpoint.upload().url());
   if (checkpoint.level() >= v1::COMMITTED) {
-    starts_.erase(key);
     const double took = static_cast<double>(now_us - UnixMicros(checkpoint.create_time())) / 1e6;
     return absl::StrCat(head, RenderEnd(checkpoint), "  ", HumanBytes(checkpoint.size_bytes()), "  ",
                         HumanSeconds(took), " after its begin");

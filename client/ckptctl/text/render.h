@@ -31,6 +31,11 @@ std::string RenderForeign(const v1::ForeignCheckpoint& foreign, int64_t now_us);
 std::string RenderAdoption(const v1::AdoptCheckpointsResponse& event);
 std::string RenderCheckpoint(const v1::Checkpoint& checkpoint, int64_t now_us);  // All fields.
 
+// COMMITTED or UPLOADED of a committed checkpoint; else its level.
+std::string LevelOf(const v1::Checkpoint& checkpoint);
+// "uploading, 16.0 MiB of 1.0 GiB", or why it lags. Empty: it has ended, or there is none.
+std::string UploadText(const v1::Checkpoint& checkpoint, int64_t now_us);
+
 // "FAILED: RANKS_MISSING: ranks 1 have not sealed ..." for a save that has ended otherwise than COMMITTED;
 // else the level.
 std::string RenderEnd(const v1::Checkpoint& checkpoint);

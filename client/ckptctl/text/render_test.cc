@@ -317,6 +317,30 @@ TEST(ProgressLines, ComputesRateAndTimeLeftFromTheProgressSeen) {
               HasSubstr("s  COMMITTED  100 MiB  6 s after its begin"));
 }
 
+TEST(ProgressLines, HasTheRateOfAnUploadAfterThatOfItsSave) {
+  ProgressLines lines;
+  const auto uploading = [](int64_t mebibytes, int64_t seconds) {
+    v1::WatchResponse event = Event(100, static_cast<double>(seconds), v1::COMMITTED);
+    v1::CheckpointUpload& upload = *event.mutable_checkpoint()->mutable_upload();
+    upload.set_state(v1::CheckpointUpload::UPLOADING);
+    upload.set_sent_bytes(mebibytes << 20);
+    return event;
+  };
+  lines.Line(Event(20, 1));
+  lines.Line(Event(100, 2, v1::COMMITTED));
+  EXPECT_THAT(lines.Line(uploading(10, 10)),
+              AllOf(HasSubstr("uploading, 10.0 MiB of 100 MiB"), Not(HasSubstr("/s"))));
+  EXPECT_THAT(lines.Line(uploading(30, 20)), HasSubstr("30.0 MiB of 100 MiB  2.0 MiB/s  35 s left"));
+}
+
+TEST(RenderStatusSummary, ShowsUploadsInFlight) {
+  const auto status = Parse<v1::Status>(R"(
+    runs { path: "/data/a" uploads {
+      waiting { tag: "step_1" size_bytes: 2097152 upload { state: UPLOADING sent_bytes: 1048576 } }
+      waiting { tag: "step_2" size_bytes: 2097152 upload { state: WAITING } } } })");
+  EXPECT_THAT(RenderStatusSummary(status, kNowUs), HasSubstr("\n  step_1 uploading, 1.0 MiB of 2.0 MiB\n"));
+}
+
 TEST(ProgressLines, ShowsReadersWithTheirRateUntilTheyEnd) {
   ProgressLines lines;
   const auto at = [&](int64_t read, int64_t seconds, bool ended = false) {

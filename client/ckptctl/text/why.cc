@@ -70,10 +70,15 @@ std::string Event(const v1::HistoryEntry& entry, int64_t now_us) {
   return text;
 }
 
-void AddHistory(const TagFacts& facts, WhyAnswer* answer) {
+// The answer has the message of the failure that it is about already.
+void AddHistory(const TagFacts& facts, WhyAnswer* answer, const std::string& told = "") {
   constexpr int kMostEvents = 5;
   const int shown = std::min(facts.history.entries_size(), kMostEvents);
-  for (int i = 0; i < shown; ++i) answer->evidence.push_back(Event(facts.history.entries(i), facts.now_us));
+  for (int i = 0; i < shown; ++i) {
+    v1::HistoryEntry entry = facts.history.entries(i);
+    if (entry.message() == told) entry.clear_message();
+    answer->evidence.push_back(Event(entry, facts.now_us));
+  }
   if (const int more = facts.history.entries_size() - shown; more > 0)
     answer->evidence.push_back(absl::StrCat(more, " earlier events: ckptctl history"));
 }
@@ -101,7 +106,7 @@ std::string KeptText(const TagFacts& facts) {
 
 WhyAnswer Committed(const TagFacts& facts, const v1::Checkpoint& checkpoint) {
   WhyAnswer answer;
-  answer.state = "COMMITTED";
+  answer.state = LevelOf(checkpoint);
   answer.good = true;
   answer.answer = absl::StrCat("it is committed; ", LatestText(facts, checkpoint));
   answer.evidence.push_back(absl::StrCat(
@@ -111,6 +116,12 @@ WhyAnswer Committed(const TagFacts& facts, const v1::Checkpoint& checkpoint) {
     answer.evidence.push_back(kept);
     if (facts.decision->kept_by().empty())
       answer.next_step = absl::StrCat("to keep it: ckptctl pin ", checkpoint.directory());
+  }
+  if (const std::string upload = UploadText(checkpoint, facts.now_us); !upload.empty()) {
+    answer.evidence.push_back(absl::StrCat(upload, " (", checkpoint.upload().url(), ")"));
+    answer.next_step = absl::StrCat("ckptctl watch ", facts.run.path(), " shows the rate and the time left");
+  } else if (checkpoint.upload().state() == v1::CheckpointUpload::DONE) {
+    answer.evidence.push_back(absl::StrCat("it is in the bucket, too: ", checkpoint.upload().url()));
   }
   if (!checkpoint.suspect().empty()) {
     answer.evidence.push_back(absl::StrCat("its trainer marked it as suspect: ", checkpoint.suspect()));
@@ -161,7 +172,7 @@ WhyAnswer Failed(const TagFacts& facts, v1::Level level, const std::string& reas
     answer.evidence.push_back(absl::StrCat("the latest checkpoint of the run is ", facts.run.latest().tag(),
                                            ", committed ",
                                            When(facts.run.latest().commit_time(), facts.now_us)));
-  AddHistory(facts, &answer);
+  AddHistory(facts, &answer, message);
   return answer;
 }
 

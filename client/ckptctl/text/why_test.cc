@@ -86,6 +86,29 @@ TEST_F(WhyTest, FailedSaveHasItsReasonTheRanksAndWhatToDo) {
   EXPECT_THAT(text, HasSubstr("\n  -> look at"));
 }
 
+TEST_F(WhyTest, FailureHasItsMessageOnce) {
+  v1::HistoryEntry entry = FailedSave(120);
+  entry.set_message("told once");
+  AddEntry(entry);
+  const std::string text = RenderWhy(facts_, AnswerWhy(facts_));
+  EXPECT_EQ(text.find("told once"), text.rfind("told once")) << text;
+  EXPECT_THAT(text, HasSubstr(": FAILED: RANKS_MISSING, "));
+}
+
+TEST_F(WhyTest, CommittedOneSaysHowFarItsUploadIsOrWhereItIs) {
+  v1::CheckpointUpload& upload = *Committed().mutable_upload();
+  upload.set_state(v1::CheckpointUpload::UPLOADING);
+  upload.set_url("s3://bucket/run/step_10");
+  WhyAnswer answer = AnswerWhy(facts_);
+  EXPECT_EQ(answer.state, "COMMITTED");
+  EXPECT_THAT(answer.evidence, Contains("uploading, 0 B of 0 B (s3://bucket/run/step_10)"));
+  EXPECT_THAT(answer.next_step, HasSubstr("ckptctl watch /data/ckpts"));
+  upload.set_state(v1::CheckpointUpload::DONE);
+  answer = AnswerWhy(facts_);
+  EXPECT_EQ(answer.state, "UPLOADED");
+  EXPECT_THAT(answer.evidence, Contains("it is in the bucket, too: s3://bucket/run/step_10"));
+}
+
 TEST_F(WhyTest, UnknownReasonLeadsToTheTable) {
   v1::HistoryEntry entry = FailedSave(1);
   entry.set_reason("SOMETHING_NEW");
