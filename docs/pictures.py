@@ -36,10 +36,7 @@ SAVE = [
         TRAINER,
         ENGINE,
         "Begin(key, files)",
-        (
-            "The client names its save and the sizes of its files. The service checks who calls and hands "
-            "the request to the engine's thread."
-        ),
+        "The client names its save and the sizes of its files. The service checks who calls.",
         (
             "client/python/ckptd/_saving/upload.py",
             "client/cpp/saving.cc",
@@ -51,8 +48,8 @@ SAVE = [
         ENGINE,
         "admit the whole save",
         (
-            "The ledger gives the sequence. The engine reserves memory and disk space for all ranks at "
-            "once, or lets the save wait, or refuses it."
+            "The ledger gives the sequence. The engine reserves memory and disk space for all ranks at once, "
+            "lets the save wait, or refuses it."
         ),
         (
             "daemon/engine/admission/admission_queue.cc",
@@ -64,27 +61,21 @@ SAVE = [
         ENGINE,
         META,
         "make the directory",
-        (
-            "Commit step 1: the store makes and syncs a directory whose name was never used before, and "
-            "allocates the manifest's space."
-        ),
+        "Commit step 1: a new directory.",
         ("daemon/root_io/threaded_root_io.cc", "storage/commit/local/root_store.cc"),
     ),
     Step(
         ENGINE,
         TRAINER,
         "segments, placements",
-        "Begin is answered: which segments the part has, and where in them each file goes.",
+        "Begin is answered: the part's segments, and where in them each file goes.",
         ("daemon/engine/admission/part_grants.cc",),
     ),
     Step(
         TRAINER,
         FRONT,
         "fetch descriptors",
-        (
-            "The client fetches and maps segments that it has not mapped yet. From the second save on there "
-            "are none."
-        ),
+        "The client maps segments that it has not mapped yet; from the second save on there are none.",
         (
             "daemon/handoff/handoff_requests.cc",
             "client/python/ckptd/_session/segments.py",
@@ -107,8 +98,8 @@ SAVE = [
         ENGINE,
         "Seal",
         (
-            "The part belongs to the daemon: STAGED. The seal journal has the save before the last rank "
-            "gets SEALED. Training continues."
+            "The part is STAGED, and training continues. The seal journal has the save before the last rank "
+            "gets SEALED."
         ),
         ("daemon/engine/save/save_tracker.cc", "daemon/succession/seal_journal.cc"),
     ),
@@ -116,17 +107,14 @@ SAVE = [
         ENGINE,
         IO,
         "write the part",
-        "When all ranks have sealed, and no copy competes with the writes, or one second after the first rank has, the engine hands the sealed parts to their file system's threads.",
+        "When all ranks have sealed, or one second after the first, the sealed parts go to the I/O thread.",
         ("daemon/engine/save/member_files.cc", "daemon/root_io/threads/file_system_workers.cc"),
     ),
     Step(
         IO,
         DISK,
         "write, CRC32C, sync",
-        (
-            "Commit step 2: direct writes at depth, with a CRC32C of each chunk beside them on the checksum "
-            "threads."
-        ),
+        "Commit step 2: direct writes; the checksum threads compute each chunk's CRC32C.",
         (
             "storage/io/part_writer.cc",
             "storage/io/uring_queue.cc",
@@ -138,47 +126,35 @@ SAVE = [
         META,
         DISK,
         "part record",
-        (
-            "Commit step 3: the record that all files of this rank are on disk. The engine marks the "
-            "part as durable."
-        ),
+        "Commit step 3: the part record. The part is durable.",
         ("storage/commit/local/root_store.cc", "storage/commit/checkpoint/disk_file.cc"),
     ),
     Step(
         ENGINE,
         META,
         "publish",
-        (
-            "When all parts are durable, and no older save of the tag is under way, the engine asks for the "
-            "publish."
-        ),
+        "All parts are durable, and no older save of the tag is under way.",
         ("daemon/engine/save/publisher.cc",),
     ),
     Step(
         META,
         DISK,
         "manifest, syncs, rename",
-        (
-            "Commit steps 4 and 5: manifest, sync of every directory, one rename, sync of both parents. "
-            "Step 6: pointer files."
-        ),
+        "Commit steps 4 to 6: manifest, syncs, rename, pointer files.",
         ("storage/commit/local/publish.cc", "storage/format/manifest.cc", "storage/commit/steps/pointers.cc"),
     ),
     Step(
         ENGINE,
         TRAINER,
         "COMMITTED",
-        (
-            "Every Wait for this save is answered. The segments stay as a resident copy until a save "
-            "needs them."
-        ),
+        "Every Wait is answered. The segments stay as a resident copy.",
         ("daemon/engine/save/save_tracker.cc", "daemon/engine/reading/resident_cache.cc"),
     ),
     Step(
         ENGINE,
         META,
         "evict old checkpoints",
-        "Commit step 7: retention renames each victim to trash; a thread with idle priority deletes it.",
+        "Commit step 7: retention renames victims to trash; the scrubber deletes them.",
         ("daemon/engine/retention/retention.cc", "storage/commit/local/trash.cc"),
     ),
 ]
@@ -188,7 +164,7 @@ RESTORE = [
         TRAINER,
         ENGINE,
         "JoinRun, Resume",
-        "The client joins with its rank and launch, and requests the checkpoint to resume from.",
+        "The client joins with its rank and launch.",
         (
             "client/python/ckptd/run.py",
             "client/cpp/run.cc",
@@ -201,8 +177,8 @@ RESTORE = [
         META,
         "decide, remember",
         (
-            "When the sealed saves of older attempts are published, the ledger decides for the attempt and "
-            "writes the decision into the run record. Every rank gets the same answer."
+            "When the sealed saves of older attempts are published, the ledger decides for all ranks of the "
+            "attempt, and stores that in the run record."
         ),
         (
             "daemon/engine/resume/resume_barrier.cc",
@@ -215,8 +191,8 @@ RESTORE = [
         DISK,
         "open the checkpoint",
         (
-            "The store reads the manifest and compares the sizes of all files. Damage found here leads to "
-            "the next older checkpoint."
+            "The store reads the manifest and compares the sizes of all files. Damage leads to the next "
+            "older checkpoint."
         ),
         (
             "daemon/root_io/threaded_root_io.cc",
@@ -228,17 +204,14 @@ RESTORE = [
         ENGINE,
         TRAINER,
         "checkpoint, lease",
-        "The lease keeps retention and re-saves away from the checkpoint until the rank has read it.",
+        "The lease keeps the checkpoint until the rank has read it.",
         ("daemon/engine/reading/lease_table.cc",),
     ),
     Step(
         TRAINER,
         ENGINE,
         "LocateFiles",
-        (
-            "The engine looks for a resident copy. The check threads compare it with the checksums of "
-            "the commit before a reader gets it."
-        ),
+        "The check threads compare a resident copy with the checksums before a reader gets it.",
         (
             "daemon/engine/reading/resident_cache.cc",
             "storage/io/check_images.cc",
@@ -260,10 +233,7 @@ RESTORE = [
         TRAINER,
         DISK,
         "read, compare CRC32C",
-        (
-            "The client itself reads the other files, past the page cache, beneath its own descriptor of "
-            "the root, and checks every chunk. Without access it reads over gRPC."
-        ),
+        "The client reads the other files itself, past the page cache, or over gRPC, and checks every chunk.",
         (
             "storage/io/verified_read.cc",
             "client/python/ckptd/_reading/verified_file.py",
@@ -275,7 +245,7 @@ RESTORE = [
         TRAINER,
         ENGINE,
         "FinishResume",
-        "The rank reports that it has read its part, that it has found damage, or that it failed.",
+        "The rank has read its part, has found damage, or has failed.",
         ("client/python/ckptd/_reading/read_reports.py", "daemon/engine/resume/resume_barrier.cc"),
     ),
     Step(
@@ -283,8 +253,8 @@ RESTORE = [
         META,
         "remember: all read",
         (
-            "The agreement barrier: when every rank has finished, the ledger records that. On damage "
-            "the mark in .ckptd/damaged is durable first, and all ranks go back to step 1."
+            "The ledger records that every rank has finished. On damage the mark in .ckptd/damaged is "
+            "durable first, and all ranks go back to step 1."
         ),
         (
             "daemon/engine/resume/resume_barrier.cc",
