@@ -15,18 +15,20 @@
 namespace ckptd {
 
 absl::Status SegmentPool::Impl::CheckRoom(int64_t wanted, int64_t had, bool spares_lent) const {
-  if (wanted + had > capacity_) {
+  if (wanted == 0) return absl::OkStatus();
+  if (wanted + had > budget_) {
     return MakeError(absl::StatusCode::kResourceExhausted, "POOL_TOO_SMALL",
                      absl::StrCat("the checkpoint needs ", SegmentsText(wanted + had),
-                                  " of memory, but the whole pool has ", SegmentsText(capacity_),
+                                  " of memory, but the whole pool has ", SegmentsText(budget_),
                                   "; make pool.bytes larger or save less on this node"));
   }
   const int64_t idle = lent_ - drawn_ - resident_ - claimed_idle_;
-  const int64_t free = capacity_ - drawn_ - claimed_fresh_ - claimed_idle_ - (spares_lent ? idle : 0);
+  const int64_t free =
+      std::max<int64_t>(0, budget_ - drawn_ - claimed_fresh_ - claimed_idle_ - (spares_lent ? idle : 0));
   if (wanted > free) {
     return MakeError(absl::StatusCode::kResourceExhausted, "POOL_EXHAUSTED",
                      absl::StrCat("the checkpoint needs ", SegmentsText(wanted), " of memory now, but of ",
-                                  SegmentsText(capacity_), " only ", SegmentsText(free),
+                                  SegmentsText(budget_), " only ", SegmentsText(free),
                                   " are not in use by other checkpoints"));
   }
   return absl::OkStatus();

@@ -182,6 +182,7 @@ void SegmentPool::Impl::OnPopulated(MadeSegment made) {
   segments_.emplace(made.id, Segment{std::move(*made.memory), made.kept.ok()});
   ahead_ = std::min(AheadTarget(), std::max(ahead_, lent_ + Ready()));
   Pump();
+  ApproachBudget();
 }
 
 // The machine has less memory than the pool may use: fails the oldest draw that waited for this attempt, and
@@ -190,7 +191,7 @@ void SegmentPool::Impl::OnPopulateFailed(const absl::Status& status) {
   ahead_ = std::min(ahead_, lent_ + Ready());
   if (!std::exchange(out_of_memory_, true)) {
     warn_(absl::StrCat(std::string(status.message()), "; the pool has ", SegmentsText(lent_ + Ready()),
-                       " of the ", SegmentsText(capacity_),
+                       " of the ", SegmentsText(budget_),
                        " allowed by pool.bytes, and tries again when a checkpoint needs more"));
   }
   DrawDone failed;

@@ -15,7 +15,6 @@ namespace ckptd {
 namespace {
 
 constexpr int64_t kMinSegmentBytes = 2 << 20;
-constexpr int kMinSegments = 4;
 constexpr char kSegmentName[] = "ckptd-segment-";
 
 }  // namespace
@@ -33,7 +32,8 @@ std::optional<SegmentId> SegmentOfName(const std::string& name) {
 
 // Halves the segment size, down to 2 MiB, until the budget holds at least four segments.
 SegmentPoolOptions SegmentPool::Impl::Normalized(SegmentPoolOptions options) {
-  while (options.segment_bytes > kMinSegmentBytes && options.bytes / options.segment_bytes < kMinSegments) {
+  while (options.segment_bytes > kMinSegmentBytes &&
+         options.bytes / options.segment_bytes < SegmentPool::kLeastSegments) {
     options.segment_bytes /= 2;
   }
   options.segment_bytes = std::max(options.segment_bytes, kMinSegmentBytes);
@@ -128,8 +128,9 @@ absl::StatusOr<SegmentPool::Inherited> SegmentPool::Impl::Inherit(const std::vec
 
 // ---- usage
 
-// Schedules on_room_ once, however much room has come back before it runs.
+// Memory has come back: the pool follows a lowered budget, and schedules on_room_ once, however much room has come back before it runs.
 void SegmentPool::Impl::NotifyRoom() {
+  ApproachBudget();
   if (!on_room_ || std::exchange(room_posted_, true)) return;
   post_([weak = weak_from_this()] {
     auto self = weak.lock();
@@ -151,8 +152,9 @@ int SegmentPool::Impl::Count(ReservationId id) const {
 
 PoolUsage SegmentPool::Impl::usage() const {
   PoolUsage usage;
-  usage.total_bytes = capacity_ * options_.segment_bytes;
-  usage.used_bytes = (drawn_ + claimed_fresh_ + claimed_idle_) * options_.segment_bytes;
+  const int used = drawn_ + claimed_fresh_ + claimed_idle_;
+  usage.total_bytes = std::max(budget_, used) * options_.segment_bytes;
+  usage.used_bytes = used * options_.segment_bytes;
   usage.lent_bytes = (lent_ - drawn_ - resident_ - claimed_idle_) * options_.segment_bytes;
   usage.resident_bytes = resident_ * options_.segment_bytes;
   usage.ready_bytes = Ready() * options_.segment_bytes;
@@ -190,6 +192,7 @@ std::unique_ptr<SegmentPool> SegmentPool::Start(SegmentPoolOptions options, Post
   return pool;
 }
 
+void SegmentPool::SetBudget(const SegmentPoolBudget& budget) { impl_->SetBudget(budget); }
 int64_t SegmentPool::segment_bytes() const { return impl_->segment_bytes(); }
 int SegmentPool::capacity() const { return impl_->capacity(); }
 int64_t SegmentPool::resident_limit_bytes() const { return impl_->resident_limit_bytes(); }

@@ -44,6 +44,13 @@ struct SegmentPoolOptions {
   PagePolicy pages = PagePolicy::kAuto;
 };
 
+// What may change while the pool is in use, as in the options.
+struct SegmentPoolBudget {
+  int64_t bytes = 0;
+  int64_t populate_ahead_bytes = 0;
+  int64_t resident_bytes = 0;
+};
+
 // A lent segment as the engine sees it: its memory in this process.
 struct SegmentRef {
   SegmentId id = 0;
@@ -81,7 +88,7 @@ struct SegmentDemand {
 using ReservationId = int64_t;
 
 struct PoolUsage {
-  int64_t total_bytes = 0;
+  int64_t total_bytes = 0;     // The budget, or what is used of a larger one before.
   int64_t used_bytes = 0;      // Reserved or drawn for checkpoints, or held by readers.
   int64_t lent_bytes = 0;      // Lent and idle.
   int64_t ready_bytes = 0;     // Populated, lent to nobody.
@@ -113,6 +120,7 @@ using MakePopulator =
 
 class SegmentPool {
  public:
+  static constexpr int kLeastSegments = 4;
   using Post =
       std::function<void(absl::AnyInvocable<void()>)>;  // Runs it on the engine's thread; thread-safe.
   // Starts populating ahead of demand, on a thread of the pool's own unless `make_populator` gives another. A
@@ -124,8 +132,12 @@ class SegmentPool {
                                             MakePopulator make_populator = nullptr);
   ~SegmentPool();
 
+  // Changes the budget, to at least 4 segments of the present size. A larger one counts at once. A smaller one
+  // counts at once for new reservations; memory in use is freed as it comes back, idle memory and copies now.
+  void SetBudget(const SegmentPoolBudget& budget);
+
   int64_t segment_bytes() const;
-  int capacity() const;                  // Segments.
+  int capacity() const;                  // Segments of the budget. More may be in use after it was lowered.
   int SegmentsFor(int64_t bytes) const;  // Rounded up; 0 for 0.
   int64_t resident_limit_bytes() const;  // Budget of copies whose sessions have ended.
 

@@ -1,5 +1,6 @@
 // The state of SegmentPool and the declarations of its steps. Private to this folder. The steps are in
 //
+//   segment_budget.cc   how the pool follows a budget that has changed
 //   segment_pool.cc     start, inheritance, sessions, usage, and the public class
 //   segment_claims.cc   reservations: what they claim, how they grow and shrink, how memory comes back
 //   segment_copies.cc   resident copies: settle, hold, map, drop
@@ -35,7 +36,8 @@ namespace ckptd {
 
 // clang-format off
 //
-// How the budget of `capacity_` segments is accounted for. Each segment is in one of these states:
+// How the pool's `capacity_` segments are accounted for: those of the budget, and more while a larger budget of
+// before is still in use. Each segment is in one of these states:
 //
 //   state        held by                                                         counted in
 //   -----------  --------------------------------------------------------------  ---------------------------
@@ -58,7 +60,8 @@ class SegmentPool::Impl : public std::enable_shared_from_this<Impl> {
  public:
   Impl(SegmentPoolOptions options, Post post, std::function<void(std::string)> warn, DescriptorStore* store)
       : options_(Normalized(options)),
-        capacity_(static_cast<int>(options_.bytes / options_.segment_bytes)),
+        budget_(static_cast<int>(options_.bytes / options_.segment_bytes)),
+        capacity_(budget_),
         post_(std::move(post)),
         warn_(std::move(warn)),
         store_(store),
@@ -76,7 +79,8 @@ class SegmentPool::Impl : public std::enable_shared_from_this<Impl> {
   }
 
   int64_t segment_bytes() const { return options_.segment_bytes; }
-  int capacity() const { return capacity_; }
+  int capacity() const { return budget_; }
+  void SetBudget(const SegmentPoolBudget& budget);
   int64_t resident_limit_bytes() const { return options_.resident_bytes; }
   void OnRoom(std::function<void()> callback) { on_room_ = std::move(callback); }
 
@@ -152,7 +156,7 @@ class SegmentPool::Impl : public std::enable_shared_from_this<Impl> {
   };
 
   int AheadTarget() const {
-    return std::min(capacity_, static_cast<int>(options_.populate_ahead_bytes / options_.segment_bytes));
+    return std::min(budget_, static_cast<int>(options_.populate_ahead_bytes / options_.segment_bytes));
   }
   int Populating() const { return static_cast<int>(attempts_ - answers_); }
   int Ready() const { return static_cast<int>(ready_.size()); }
@@ -169,6 +173,9 @@ class SegmentPool::Impl : public std::enable_shared_from_this<Impl> {
   void ConvertToFresh(SessionId session, int count);
   void Reclaim(SessionId session, SegmentId id);
   void Free(SegmentId id);
+
+  // segment_budget.cc
+  void ApproachBudget();
 
   // segment_copies.cc
   bool FreesMemory(const Reservation& copy) const;
@@ -190,8 +197,9 @@ class SegmentPool::Impl : public std::enable_shared_from_this<Impl> {
   void AddInherited(PoolSuccession succession);
   void NotifyRoom();
 
-  const SegmentPoolOptions options_;
-  const int capacity_;
+  SegmentPoolOptions options_;
+  int budget_;    // In segments. New reservations fit into it.
+  int capacity_;  // >= budget_; above it only while that much is lent, claimed or populated.
   const Post post_;
   const std::function<void(std::string)> warn_;
   DescriptorStore* const store_;

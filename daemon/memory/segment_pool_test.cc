@@ -94,6 +94,10 @@ class SegmentPoolTest : public testing::Test {
         [this](std::string warning) { warnings_.push_back(std::move(warning)); });
   }
 
+  void SetBudget(int segments, int ahead) {
+    pool_->SetBudget({segments * kSegment, ahead * kSegment, resident_ * kSegment});
+  }
+
   ReservationId Reserve(std::vector<SegmentDemand> demands) {
     absl::StatusOr<ReservationId> id = pool_->Reserve(demands);
     EXPECT_TRUE(id.ok()) << id.status();
@@ -497,12 +501,68 @@ TEST_F(SegmentPoolTest, EndsWhileDrawsWaitForThePopulator) {
   EXPECT_FALSE(answer->has_value() && (*answer)->ok());
 }
 
+// ---- a budget that changes
+
+TEST_F(SegmentPoolTest, PopulatesAndLendsMoreWhenTheBudgetGrows) {
+  Make(4, 4);
+  ASSERT_TRUE(mailbox_.RunUntil([&] { return pool_->usage().ready_bytes == 4 * kSegment; }));
+  EXPECT_EQ(ReasonOf(pool_->Reserve({SegmentDemand{1, 8}}).status()), "POOL_TOO_SMALL");
+  int calls = 0;
+  pool_->OnRoom([&] { ++calls; });
+  SetBudget(8, 6);
+  EXPECT_EQ(pool_->capacity(), 8);
+  EXPECT_EQ(pool_->usage().total_bytes, 8 * kSegment);
+  EXPECT_TRUE(mailbox_.RunUntil([&] { return pool_->usage().ready_bytes == 6 * kSegment && calls == 1; }));
+  EXPECT_THAT(Draw(Reserve({{1, 8}}), 1, 1, 8), testing::SizeIs(8));
+}
+
+TEST_F(SegmentPoolTest, FreesIdleAndReadyMemoryAndCopiesAtOnceWhenTheBudgetShrinks) {
+  resident_ = 8;
+  Make(12, 12);
+  ASSERT_TRUE(mailbox_.RunUntil([&] { return pool_->usage().ready_bytes == 12 * kSegment; }));
+  const ReservationId copy = Reserve({{1, 3}});
+  Draw(copy, 1, 1, 3);
+  pool_->Settle(copy);
+  pool_->SessionEnded(1);
+  const ReservationId idle = Reserve({{2, 4}});
+  Draw(idle, 2, 2, 4);
+  pool_->Release(idle);
+  SetBudget(5, 5);
+  EXPECT_EQ(pool_->capacity(), 5);
+  const PoolUsage usage = pool_->usage();
+  EXPECT_EQ(usage.total_bytes, 5 * kSegment);
+  EXPECT_LE(usage.lent_bytes + usage.ready_bytes + usage.resident_bytes, 5 * kSegment);
+  EXPECT_FALSE(pool_->HasCopy(copy)) << "the longest unused goes first";
+  EXPECT_THAT(Draw(Reserve({{2, 5}}), 2, 2, 5), testing::SizeIs(5));
+}
+
+TEST_F(SegmentPoolTest, KeepsMemoryInUseUntilItComesBackWhenTheBudgetShrinks) {
+  Make(8, 0);
+  const ReservationId save = Reserve({{1, 6}});
+  Draw(save, 1, 1, 3);
+  SetBudget(4, 0);
+  EXPECT_EQ(pool_->usage().total_bytes, 6 * kSegment) << "what is in use counts";
+  EXPECT_EQ(ReasonOf(pool_->Reserve({SegmentDemand{2, 1}}).status()), "POOL_EXHAUSTED");
+  EXPECT_EQ(ReasonOf(pool_->Reserve({SegmentDemand{2, 5}}).status()), "POOL_TOO_SMALL");
+  EXPECT_THAT(Draw(save, 1, 1, 3), testing::SizeIs(3)) << "what was promised is lent";
+  pool_->Release(save);
+  EXPECT_EQ(pool_->usage().total_bytes, 4 * kSegment);
+  EXPECT_LE(pool_->usage().lent_bytes, 4 * kSegment);
+  EXPECT_THAT(Draw(Reserve({{2, 4}}), 2, 2, 4), testing::SizeIs(4));
+}
+
+TEST_F(SegmentPoolTest, HasAtLeastFourSegmentsWhateverTheBudget) {
+  Make(8, 0);
+  SetBudget(1, 0);
+  EXPECT_EQ(pool_->capacity(), 4);
+}
+
 // ---- random operations against a model
 
 // The pool's invariants, stated without its implementation.
 class Model {
  public:
-  static constexpr int kCapacity = 8;
+  int capacity = 8;
   struct Reservation {
     std::map<SessionId, int> reserved;
     std::map<SegmentId, SessionId> drawn;
@@ -546,7 +606,7 @@ class SegmentPoolRandomTest : public SegmentPoolTest, public testing::WithParamI
     }
     const int used = model_.Used();
     absl::StatusOr<ReservationId> id = pool_->Reserve(demands);
-    ASSERT_EQ(id.ok(), wanted + used <= Model::kCapacity)
+    ASSERT_EQ(id.ok(), wanted == 0 || wanted + used <= model_.capacity)
         << id.status() << " wanted " << wanted << " used " << used;
     if (!id.ok()) return;
     Model::Reservation& reservation = model_.reservations[*id];
@@ -556,9 +616,9 @@ class SegmentPoolRandomTest : public SegmentPoolTest, public testing::WithParamI
   void DoGrow() {
     const ReservationId id = AnyReservation();
     const SegmentDemand demand{AnyLiving(), Random(4)};
-    ASSERT_EQ(pool_->Grow(id, demand).ok(), demand.count + model_.Used() <= Model::kCapacity);
-    if (demand.count + model_.Used() <= Model::kCapacity)
-      model_.reservations[id].reserved[demand.session] += demand.count;
+    const bool fits = demand.count == 0 || demand.count + model_.Used() <= model_.capacity;
+    ASSERT_EQ(pool_->Grow(id, demand).ok(), fits);
+    if (fits) model_.reservations[id].reserved[demand.session] += demand.count;
   }
 
   void DoShrink() {
@@ -594,6 +654,12 @@ class SegmentPoolRandomTest : public SegmentPoolTest, public testing::WithParamI
     }
   }
 
+  void DoSetBudget() {
+    model_.capacity = SegmentPool::kLeastSegments + Random(8);
+    SetBudget(model_.capacity, Random(model_.capacity + 1));
+    ASSERT_EQ(pool_->capacity(), model_.capacity);
+  }
+
   void DoEndSession() {
     const SessionId session = AnyLiving();
     pool_->SessionEnded(session);
@@ -609,7 +675,8 @@ class SegmentPoolRandomTest : public SegmentPoolTest, public testing::WithParamI
     int drawn = 0;
     for (const auto& [id, reservation] : model_.reservations)
       drawn += static_cast<int>(reservation.drawn.size());
-    ASSERT_LE(usage.lent_bytes + usage.ready_bytes + drawn * kSegment, Model::kCapacity * kSegment);
+    ASSERT_LE(usage.lent_bytes + usage.ready_bytes + drawn * kSegment,
+              std::max(model_.capacity, model_.Used()) * kSegment);
     for (const auto& [id, reservation] : model_.reservations) {
       for (const auto& [segment, session] : reservation.drawn) {
         ASSERT_EQ(FetchReason(session, segment), model_.ended.contains(session) ? "UNKNOWN_SEGMENT" : "");
@@ -623,9 +690,9 @@ class SegmentPoolRandomTest : public SegmentPoolTest, public testing::WithParamI
 };
 
 TEST_P(SegmentPoolRandomTest, AccountsForEverySegmentAfterRandomCalls) {
-  Make(Model::kCapacity, Random(Model::kCapacity + 1));
+  Make(model_.capacity, Random(model_.capacity + 1));
   for (int step = 0; step < 400; ++step) {
-    const int what = Random(20);
+    const int what = Random(21);
     if (what < 6 || model_.reservations.empty()) {
       DoReserve();
     } else if (what < 8) {
@@ -638,6 +705,8 @@ TEST_P(SegmentPoolRandomTest, AccountsForEverySegmentAfterRandomCalls) {
       const ReservationId id = AnyReservation();
       pool_->Release(id);
       model_.reservations.erase(id);
+    } else if (what < 20) {
+      DoSetBudget();
     } else {
       DoEndSession();
     }

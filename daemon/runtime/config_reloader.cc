@@ -46,6 +46,21 @@ DaemonConfig EndpointsOf(const DaemonConfig& config) {
 
 }  // namespace
 
+// The size of a segment stays until a restart, also where it follows from the budget.
+void ConfigReloader::TakePool(const DaemonConfig& loaded) {
+  DaemonConfig next = running_;
+  next.mutable_pool()->set_bytes(loaded.pool().bytes());
+  next.mutable_pool()->set_populate_ahead_bytes(loaded.pool().populate_ahead_bytes());
+  next.mutable_pool()->set_resident_bytes(loaded.pool().resident_bytes());
+  if (ChangedFields(running_, next).empty()) return;
+  if (const absl::Status changed = hooks_.set_pool(next); !changed.ok()) {
+    return Log(LogLevel::kError, "SIGHUP: the pool stays as it was",
+               {{"bytes", FieldText(running_, "pool.bytes")}, {"error", std::string(changed.message())}});
+  }
+  LogChanges(running_, next);
+  running_ = next;
+}
+
 void ConfigReloader::TakeLimits(const DaemonConfig& loaded) {
   DaemonConfig next = running_;
   *next.mutable_limits() = NextLimits(running_, loaded);
@@ -109,6 +124,7 @@ bool ConfigReloader::Reload() {
   if (!IsQuieter(level, running_.log().level())) SetLogLevel(level);
   LogChanges(running_, next);
   running_ = next;
+  TakePool(loaded.config);
   TakeLimits(loaded.config);
   TakeSharedFolders(loaded.config);
   TakeEtcdCredentials(loaded.config);

@@ -20,8 +20,9 @@ class ConfigReloader {
   // force in that setting alone.
   struct Hooks {
     std::function<void(const config::v1::DaemonConfig&)> set_limits;
-    // An error: why it cannot change now; nothing has changed then. Called if the daemon is in a cluster, before
-    // and after.
+    // An error: why it cannot change; nothing has changed then.
+    std::function<absl::Status(const config::v1::DaemonConfig&)> set_pool;
+    // Likewise, for now. Called if the daemon is in a cluster, before and after.
     std::function<absl::Status(const config::v1::DaemonConfig&)> set_shared_folders;
     // Likewise. Called at each reload, because a file may hold something else under the name of before. Returns
     // whether that is so, or another file is named.
@@ -32,9 +33,9 @@ class ConfigReloader {
   ConfigReloader(const config::v1::DaemonConfig& running, std::function<LoadedConfig()> load, Hooks hooks)
       : running_(running), load_(std::move(load)), hooks_(std::move(hooks)) {}
 
-  // Applies log.level, limits, cluster.shared_folders, and the certificates, the key, the user and the password
-  // for etcd, and logs what each field was and is. Logs the names of
-  // the other fields that have changed: they need a restart. A configuration with problems changes nothing, and
+  // Applies log.level, the pool's budget (bytes, populate_ahead_bytes, resident_bytes), limits,
+  // cluster.shared_folders, and the certificates, the key, the user and the password for etcd, and logs what each
+  // field was and is. Logs the names of the other fields that have changed: they need a restart. A configuration with problems changes nothing, and
   // the log says what is wrong with it. Returns whether it was applied.
   bool Reload();
 
@@ -42,6 +43,7 @@ class ConfigReloader {
   const config::v1::DaemonConfig& running() const { return running_; }
 
  private:
+  void TakePool(const config::v1::DaemonConfig& loaded);
   void TakeLimits(const config::v1::DaemonConfig& loaded);
   void TakeSharedFolders(const config::v1::DaemonConfig& loaded);
   void TakeEtcdCredentials(const config::v1::DaemonConfig& loaded);

@@ -136,6 +136,7 @@ class Daemon {
         reloader_(
             options_.config, options_.reload,
             {.set_limits = [this](const config::v1::DaemonConfig& config) { SetLimits(config); },
+             .set_pool = [this](const config::v1::DaemonConfig& config) { return SetPool(config); },
              .set_shared_folders =
                  [this](const config::v1::DaemonConfig& config) {
                    return SetSharedFolders(config.cluster().shared_folders());
@@ -162,13 +163,14 @@ class Daemon {
   absl::StatusOr<RootAccess> MakeAccess(RootToOpen root);
   void LookAtSharedFolders(const SharedFolders& folders);
   void SetLimits(const config::v1::DaemonConfig& config);
+  absl::Status SetPool(const config::v1::DaemonConfig& config);
   absl::Status SetSharedFolders(const SharedFolders& folders);
   absl::StatusOr<bool> RenewEtcdCredentials(const config::v1::DaemonConfig& config);
   absl::Status StartServers();
   absl::Status StartMetrics();
   absl::Status SayReady();
   void WriteDownConfig();
-  void WarnOfMemoryLimit();
+  static void WarnOfMemoryLimit(const config::v1::DaemonConfig& config);
 
   enum class Event { kNone, kEnd, kReload };
   Event WaitForEvent(Duration timeout);
@@ -250,7 +252,7 @@ absl::Status Daemon::Start() {
       {{"version", kVersion},
        {"instance", context_.daemon_instance},
        {"descriptors", RaiseDescriptorLimit()}});
-  WarnOfMemoryLimit();
+  WarnOfMemoryLimit(config_);
   CKPTD_ASSIGN_OR_RETURN(state_, StateDirectory::Open(config_.state_directory(), kPredecessorTimeout,
                                                       KnownRootLimitsOf(config_)));
   for (const std::string& problem : state_->problems()) Log(LogLevel::kWarning, problem);
@@ -264,12 +266,12 @@ absl::Status Daemon::Start() {
   return SayReady();
 }
 
-void Daemon::WarnOfMemoryLimit() {
+void Daemon::WarnOfMemoryLimit(const config::v1::DaemonConfig& config) {
   const std::optional<int64_t> limit = ControlGroupMemoryLimit();
-  if (!limit || *limit > config_.pool().bytes()) return;
+  if (!limit || *limit > config.pool().bytes()) return;
   Log(LogLevel::kWarning,
       "the control group's memory limit is not larger than the pool: raise MemoryMax, or lower pool.bytes",
-      {{"limit_bytes", *limit}, {"pool_bytes", config_.pool().bytes()}});
+      {{"limit_bytes", *limit}, {"pool_bytes", config.pool().bytes()}});
 }
 
 absl::Status Daemon::StartEngine(Inheritance inheritance) {
@@ -367,6 +369,19 @@ void Daemon::SetLimits(const config::v1::DaemonConfig& config) {
     engine_->SetLimits(options);
     if (shared_roots_ != nullptr) shared_roots_->SetBound(bound);
   });
+}
+
+absl::Status Daemon::SetPool(const config::v1::DaemonConfig& config) {
+  const int64_t least = SegmentPool::kLeastSegments * pool_->segment_bytes();
+  if (config.pool().bytes() < least) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("pool.bytes is ", config.pool().bytes(),
+                     ", and the pool has at least 4 segments, which are ", pool_->segment_bytes(),
+                     " bytes each until a restart: set it to ", least, " or more, or restart the daemon"));
+  }
+  WarnOfMemoryLimit(config);
+  loop_->Post([this, budget = PoolBudgetOf(config)] { pool_->SetBudget(budget); });
+  return absl::OkStatus();
 }
 
 // A root that is open cannot become a shared one, or cease to be one: all nodes must take it for the same.

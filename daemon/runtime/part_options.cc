@@ -98,13 +98,20 @@ AttachLimits AttachLimitsOf(const config::v1::DaemonConfig& config) {
   return limits;
 }
 
-SegmentPoolOptions PoolOptionsOf(const config::v1::DaemonConfig& config) {
+SegmentPoolBudget PoolBudgetOf(const config::v1::DaemonConfig& config) {
   const auto& pool = config.pool();
   return {.bytes = pool.bytes(),
-          .segment_bytes = pool.segment_bytes(),
           .populate_ahead_bytes = pool.populate_ahead_bytes(),
-          .resident_bytes = pool.resident_bytes(),
-          .pages = PagesOf(pool.huge_pages())};
+          .resident_bytes = pool.resident_bytes()};
+}
+
+SegmentPoolOptions PoolOptionsOf(const config::v1::DaemonConfig& config) {
+  const SegmentPoolBudget budget = PoolBudgetOf(config);
+  return {.bytes = budget.bytes,
+          .segment_bytes = config.pool().segment_bytes(),
+          .populate_ahead_bytes = budget.populate_ahead_bytes,
+          .resident_bytes = budget.resident_bytes,
+          .pages = PagesOf(config.pool().huge_pages())};
 }
 
 EngineOptions EngineOptionsOf(const config::v1::DaemonConfig& config, const std::string& instance) {

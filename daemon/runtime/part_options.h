@@ -29,6 +29,7 @@ namespace ckptd {
 // `config` must be complete and checked (LoadConfig). `instance`: the daemon's random id.
 ThreadedRootIoOptions RootIoOptionsOf(const config::v1::DaemonConfig& config);
 AttachLimits AttachLimitsOf(const config::v1::DaemonConfig& config);
+SegmentPoolBudget PoolBudgetOf(const config::v1::DaemonConfig& config);
 SegmentPoolOptions PoolOptionsOf(const config::v1::DaemonConfig& config);
 EngineOptions EngineOptionsOf(const config::v1::DaemonConfig& config, const std::string& instance);
 KnownRootLimits KnownRootLimitsOf(const config::v1::DaemonConfig& config);

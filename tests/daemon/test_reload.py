@@ -77,11 +77,41 @@ def test_what_needs_a_restart_is_named_and_takes_nothing_else_with_it(daemon: An
     assert "fields=limits.streams_per_connection\n" in log
     assert "field=limits.saves_per_uid was=256 is=5\n" in log
     # Three quarters of max_sessions is the default of limits.sessions_per_uid: it waits with max_sessions.
-    log = reload(daemon, "max_sessions: 40\n", ("67108864", "134217728 resident_bytes: 120000000"))
+    log = reload(daemon, "max_sessions: 40\n")
     assert "has changed field=limits.s" in log and "has changed field=limits.sessions" not in log
-    assert "has changed field=limits.max_reader" not in log
-    assert "fields=pool.bytes,pool.resident_bytes,max_sessions," in log
-    assert "limits.max_reader_pool_percent_per_user" in log and "limits.sessions_per_uid" in log
+    assert "fields=max_sessions," in log and "limits.sessions_per_uid" in log
+
+
+def pool(daemon: Any) -> Any:
+    return daemon.status().pool
+
+
+def test_pool_grows_and_shrinks_while_ranks_save(daemon: Any, trainer: Callable[..., Any]) -> None:
+    daemon.start()
+    root = daemon.folder / "root"
+    root.mkdir()
+    rank = trainer(daemon, root)
+    with pytest.raises(grpc.RpcError, match="the whole pool has"):
+        rank.save("step_1", bytes(100 << 20))
+    log = reload(daemon, "", ("bytes: 67108864", "bytes: 268435456"))
+    assert "field=pool.bytes was=67108864 is=268435456\n" in log
+    assert "fields=pool.segment_bytes\n" in log  # Its default follows from the budget, at a restart.
+    until(lambda: pool(daemon).total_bytes == 256 << 20, "the larger pool")
+    rank.save("step_2", bytes(100 << 20))
+    assert pool(daemon).lent_bytes + pool(daemon).resident_bytes >= 100 << 20
+    reload(daemon, "", ("bytes: 67108864", "bytes: 33554432"))
+    until(lambda: pool(daemon).total_bytes == 32 << 20, "the smaller pool")
+    assert pool(daemon).lent_bytes + pool(daemon).resident_bytes + pool(daemon).ready_bytes <= 32 << 20
+    rank.save("step_3", bytes(20 << 20))
+
+
+def test_pool_of_less_than_four_segments_is_refused_and_stays_as_it_was(daemon: Any) -> None:
+    daemon.configuration.write_text(daemon.configuration.read_text().replace("67108864", "1073741824"))
+    daemon.start()  # With segments of 16 MiB.
+    log = reload(daemon, "", ("1073741824", "33554432"))
+    assert "the pool stays as it was bytes=1073741824" in log and "set it to 67108864 or more" in log
+    assert "fields=pool.bytes,pool.segment_bytes," in log
+    assert pool(daemon).total_bytes == 1 << 30
 
 
 @pytest.mark.parametrize(
