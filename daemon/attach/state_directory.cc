@@ -179,7 +179,7 @@ void StateDirectory::SetLimits(KnownRootLimits limits) {
 
 // Removes entries of the root's user until one more fits the limits.
 absl::Status StateDirectory::MakeRoom(std::vector<Entry>& entries, const KnownRoot& root) const {
-  const auto full = [&] {
+  const auto full = [&, limits = limits_] {
     int roots = 1;
     int64_t bytes = static_cast<int64_t>(TextOf(root).size());
     for (const Entry& entry : entries) {
@@ -187,7 +187,7 @@ absl::Status StateDirectory::MakeRoom(std::vector<Entry>& entries, const KnownRo
       roots += 1;
       bytes += static_cast<int64_t>(TextOf(entry.root).size());
     }
-    return roots > limits_.roots_per_uid || bytes > limits_.bytes_per_uid;
+    return roots > limits.roots_per_uid || bytes > limits.bytes_per_uid;
   };
   while (full()) {
     auto victim = entries.end();
