@@ -64,13 +64,13 @@ class CheckpointList {
 
   // ---- scans
 
-  // Whether the scan lacks a checkpoint that this node ought to see, because names may be stale. `begun`:
-  // when the scan began. False once names are stale no longer: another program has taken the checkpoint away.
+  // Whether the scan that began at `begun` may have missed a checkpoint because this node sees names late.
+  // False once it would see them: another program has removed the checkpoint.
   bool IsStale(const RootSnapshot& root, Instant begun);
   // Takes the checkpoints whose removal is decided out of `root`, and sets root->leaving.
   void Apply(RootSnapshot* root);
 
-  // ---- what others ask
+  // ---- queries
 
   bool IsBeingRemoved(int64_t sequence) const { return removals_.contains(sequence); }
   const std::map<int64_t, Removal>& removals() const { return removals_; }
@@ -88,7 +88,7 @@ class CheckpointList {
   int64_t MissingIn(const RootSnapshot& root) const;
 
   Clock* const clock_;
-  const Duration longest_look_;  // For a checkpoint that etcd knows: longer than names are old.
+  const Duration longest_look_;  // For a checkpoint that etcd knows: longer than names may be seen late.
   const Hooks hooks_;
   // What etcd calls committed, or a scan has shown, and is not being removed: tags by sequence. And since
   // when the newest of them has been missing in the root, as this node sees it.

@@ -250,8 +250,8 @@ bool IsMissing(int error) {
   return error == EINVAL || error == ENOSYS || error == EOPNOTSUPP || error == ENOLCK;
 }
 
-// ckptd 0.1.0 made lock files that everybody could read, and so lock. Best effort: another user's file stays
-// as it is.
+// ckptd 0.1.0 made lock files that every user could read, and therefore could lock. Best effort: the file of
+// another user stays as it is.
 void HideLock(int fd) {
   struct stat stat;
   if (::fstat(fd, &stat) == 0 && (stat.st_mode & 0777 & ~kLockRights) != 0) {

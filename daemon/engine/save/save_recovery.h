@@ -39,12 +39,12 @@ class SaveRecovery {
                const std::map<std::string, std::unique_ptr<Run>>* runs, SaveTable* saves,
                ExpectedSizes* sizes, int32_t chunk_bytes, Hooks hooks);
 
-  // Every rank has sealed. Call it before the last one is told so.
+  // Every rank has sealed. Call it before the last Seal is answered.
   void Keep(Save* save);
-  // Call it before the save's memory goes, and before any rank is told that it is COMMITTED or FAILED.
+  // Call it before the save's memory is released, and before any rank hears that it is COMMITTED or FAILED.
   void Drop(Save* save);
 
-  // At start, before the first root: saves that the daemon before had kept.
+  // Takes over the saves that the previous daemon kept. Call it at start, before the first root is opened.
   void Inherit(std::vector<storage::v1::SealedSave> saves);
   // The highest sequence of the run's inherited saves; 0: none. The ledger gives out higher ones only.
   int64_t HighestSequence(const Run& run) const;
