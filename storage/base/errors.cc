@@ -95,7 +95,9 @@ bool ProvesDamage(const absl::Status& status) {
   const int error = ErrnoOf(status);
   if (error != 0) return error == ENODATA || error == EILSEQ;
   // IO_ERROR without an errno: another process read, and its error came over a socket.
-  return absl::IsDataLoss(status) && ReasonOf(status) != "IO_ERROR";
+  // CORRUPT_TRANSFER: the bytes were damaged on their way to or from a bucket.
+  const std::string reason = ReasonOf(status);
+  return absl::IsDataLoss(status) && reason != "IO_ERROR" && reason != "CORRUPT_TRANSFER";
 }
 
 bool CouldNotFindOut(const absl::Status& status) {
@@ -103,7 +105,8 @@ bool CouldNotFindOut(const absl::Status& status) {
     case 0:
       // Of a bucket's server, or of the disk.
       return absl::StartsWith(ReasonOf(status), "STORE_") || ReasonOf(status) == "NO_CREDENTIALS" ||
-             ReasonOf(status) == "NO_BUCKET" || ReasonOf(status) == "IO_ERROR";
+             ReasonOf(status) == "NO_BUCKET" || ReasonOf(status) == "CORRUPT_TRANSFER" ||
+             ReasonOf(status) == "IO_ERROR";
     case ENOENT:
     case ENOTDIR:
     case EISDIR:

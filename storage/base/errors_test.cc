@@ -81,6 +81,9 @@ TEST(ErrorsTest, OnlyWrongOrLostBytesProveDamage) {
   const absl::Status from_the_daemon = MakeError(absl::StatusCode::kDataLoss, "IO_ERROR", "reading chunk 3");
   EXPECT_FALSE(ProvesDamage(from_the_daemon));
   EXPECT_TRUE(CouldNotFindOut(from_the_daemon));
+  const absl::Status on_its_way = MakeError(absl::StatusCode::kDataLoss, "CORRUPT_TRANSFER", "BadDigest");
+  EXPECT_FALSE(ProvesDamage(on_its_way));
+  EXPECT_TRUE(CouldNotFindOut(on_its_way));
   EXPECT_FALSE(ProvesDamage(absl::OkStatus()));
   EXPECT_FALSE(CouldNotFindOut(absl::OkStatus()));
 }

@@ -64,6 +64,11 @@ uint32_t ParseChecksum(const std::string& text) {
   return value;
 }
 
+bool IsWholeXml(const HttpResponse& response) {
+  pugi::xml_document document;
+  return document.load_buffer(response.body.data(), response.body.size());
+}
+
 std::string ErrorCodeOf(const HttpResponse& response) {
   const std::string code = ErrorOf(response).code;
   if (!code.empty() || response.IsSuccess()) return code;

@@ -18,6 +18,8 @@ std::string ChecksumText(uint32_t crc32c);
 // 0 if the text is no checksum.
 uint32_t ParseChecksum(const std::string& text);
 
+// False if the body is no whole document: it was cut off, or another program has answered.
+bool IsWholeXml(const HttpResponse& response);
 // The word in <Code> of an error, also where it is the body of an answer with status 200. Empty: no error.
 std::string ErrorCodeOf(const HttpResponse& response);
 // True if the same request may succeed later.

@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "storage/base/errors.h"
@@ -22,6 +24,8 @@ namespace {
 constexpr Duration kFirstDelay = std::chrono::milliseconds(100);
 constexpr Duration kLongestDelay = std::chrono::seconds(5);
 constexpr Duration kCutShort = std::chrono::milliseconds(10);  // By which libcurl may end a try too early.
+constexpr Duration kCancelPoll = std::chrono::milliseconds(200);
+constexpr int kHeadTries = 3;  // For an object that is missing and there by turns.
 // Bytes that arrive damaged so often have been damaged before they were sent, or on each way.
 constexpr int kDamagedTries = 3;
 
@@ -44,7 +48,31 @@ struct Call {
   std::vector<std::string> headers = {};
   std::span<const std::byte> body = {};
   std::span<std::byte> into = {};
+  std::string range = {};  // Of the bytes that `into` takes: "0-99".
+  bool is_xml = false;     // The answer is a document.
 };
+
+// DATA_LOSS, reason CORRUPT_TRANSFER, if bytes are missing from the end of an answer, which no Content-Length
+// says: a program in between may have cut it off.
+absl::Status CheckWhole(const Call& call, const HttpResponse& response, const std::string& what) {
+  std::string why;
+  if (call.is_xml && !IsWholeXml(response)) {
+    why = absl::StrCat("no whole XML document; is the endpoint a server of S3? It begins with \"",
+                       absl::CEscape(response.body.substr(0, 100)), "\"");
+  } else if (!call.range.empty() && response.received < call.into.size() &&
+             absl::StartsWith(response.Header("content-range"), absl::StrCat("bytes ", call.range, "/"))) {
+    why = absl::StrCat("cut off after ", response.received, " bytes of ", call.range);
+  }
+  if (why.empty()) return absl::OkStatus();
+  return MakeError(absl::StatusCode::kDataLoss, "CORRUPT_TRANSFER",
+                   absl::StrCat(what, ": the answer is ", why));
+}
+
+// A HEAD's answer has no body that says so.
+bool IsOfCredentials(const Call& call, const HttpResponse& response) {
+  return ErrorCodeOf(response) == "ExpiredToken" ||
+         (call.method == "HEAD" && (response.status == 400 || response.status == 403));
+}
 
 class S3Store : public ObjectStore {
  public:
@@ -65,9 +93,7 @@ class S3Store : public ObjectStore {
 
   absl::Status Get(const std::string& key, int64_t offset, std::span<std::byte> into) override {
     if (into.empty()) return absl::OkStatus();
-    Call call{"GET", key};
-    call.headers.push_back(absl::StrCat("range: bytes=", offset, "-", offset + into.size() - 1));
-    call.into = into;
+    const Call call = GetCall(key, offset, into);
     CKPTD_ASSIGN_OR_RETURN(const HttpResponse response, Do(call));
     if (response.status == 206 && response.received == into.size()) return absl::OkStatus();
     return MakeError(absl::StatusCode::kOutOfRange, "SHORT_OBJECT",
@@ -76,9 +102,18 @@ class S3Store : public ObjectStore {
   }
 
   absl::StatusOr<ObjectInfo> Head(const std::string& key) override {
-    CKPTD_ASSIGN_OR_RETURN(const HttpResponse response, Do({"HEAD", key}));
+    absl::StatusOr<HttpResponse> response;
+    for (int tries = 0; tries < kHeadTries; ++tries) {
+      response = Do({"HEAD", key});
+      if (ReasonOf(response.status()) != "NO_OBJECT") break;
+      // Only the answer to a GET says whether the object or the bucket is missing.
+      std::byte first{};
+      const absl::Status got = Do(GetCall(key, 0, std::span(&first, 1))).status();
+      if (!got.ok() && ReasonOf(got) != "SHORT_OBJECT") return got;
+    }
+    if (!response.ok()) return response.status();
     ObjectInfo info{key, 0};
-    if (absl::SimpleAtoi(response.Header("content-length"), &info.size)) return info;
+    if (absl::SimpleAtoi(response->Header("content-length"), &info.size)) return info;
     return MakeError(absl::StatusCode::kFailedPrecondition, "STORE_REFUSED",
                      absl::StrCat("HEAD ", key, ": the answer has no Content-Length"));
   }
@@ -88,6 +123,7 @@ class S3Store : public ObjectStore {
     Call call{"GET", "", {{"list-type", "2"}, {"prefix", prefix}}};
     if (!delimiter.empty()) call.query["delimiter"] = delimiter;
     if (!page.empty()) call.query["continuation-token"] = page;
+    call.is_xml = true;
     CKPTD_ASSIGN_OR_RETURN(const HttpResponse response, Do(call));
     return ParseObjectPage(response.body, What(call));
   }
@@ -100,7 +136,8 @@ class S3Store : public ObjectStore {
   }
 
   absl::StatusOr<MultipartUpload> BeginUpload(const std::string& key) override {
-    const Call call{"POST", key, {{"uploads", ""}}, {"x-amz-checksum-algorithm: CRC32C"}};
+    Call call{"POST", key, {{"uploads", ""}}, {"x-amz-checksum-algorithm: CRC32C"}};
+    call.is_xml = true;
     CKPTD_ASSIGN_OR_RETURN(const HttpResponse response, Do(call));
     CKPTD_ASSIGN_OR_RETURN(std::string id, ParseUploadId(response.body, What(call)));
     return MultipartUpload{key, std::move(id)};
@@ -120,7 +157,9 @@ class S3Store : public ObjectStore {
   absl::Status CompleteUpload(const MultipartUpload& upload,
                               const std::vector<UploadedPart>& parts) override {
     const std::string xml = PartsAsXml(parts);
-    return Do({"POST", upload.key, {{"uploadId", upload.id}}, {}, std::as_bytes(std::span(xml))}).status();
+    Call call{"POST", upload.key, {{"uploadId", upload.id}}, {}, std::as_bytes(std::span(xml))};
+    call.is_xml = true;
+    return Do(call).status();
   }
 
   absl::Status AbortUpload(const MultipartUpload& upload) override {
@@ -130,6 +169,7 @@ class S3Store : public ObjectStore {
   absl::StatusOr<std::vector<UploadedPart>> ListParts(const MultipartUpload& upload) override {
     std::vector<UploadedPart> parts;
     Call call{"GET", upload.key, {{"uploadId", upload.id}}};
+    call.is_xml = true;
     do {
       CKPTD_ASSIGN_OR_RETURN(const HttpResponse response, Do(call));
       CKPTD_ASSIGN_OR_RETURN(const PartPage page, ParsePartPage(response.body, What(call)));
@@ -142,6 +182,7 @@ class S3Store : public ObjectStore {
   absl::StatusOr<std::vector<MultipartUpload>> ListUploads(const std::string& prefix) override {
     std::vector<MultipartUpload> uploads;
     Call call{"GET", "", {{"prefix", prefix}, {"uploads", ""}}};
+    call.is_xml = true;
     do {
       CKPTD_ASSIGN_OR_RETURN(const HttpResponse response, Do(call));
       CKPTD_ASSIGN_OR_RETURN(const UploadPage page, ParseUploadPage(response.body, What(call)));
@@ -158,6 +199,14 @@ class S3Store : public ObjectStore {
   }
   static absl::Status OkIfMissing(const absl::Status& status) {
     return ReasonOf(status) == "NO_OBJECT" ? absl::OkStatus() : status;
+  }
+
+  static Call GetCall(const std::string& key, int64_t offset, std::span<std::byte> into) {
+    Call call{"GET", key};
+    call.range = absl::StrCat(offset, "-", offset + static_cast<int64_t>(into.size()) - 1);
+    call.headers.push_back(absl::StrCat("range: bytes=", call.range));
+    call.into = into;
+    return call;
   }
 
   std::string What(const Call& call) const {
@@ -203,13 +252,14 @@ class S3Store : public ObjectStore {
       if (!response.ok() && !absl::IsUnavailable(response.status()))
         return Annotate(response.status(), What(call));
       absl::Status fault = response.ok() ? StatusOf(*response, What(call)) : response.status();
+      if (fault.ok()) fault = CheckWhole(call, *response, What(call));
       if (fault.ok()) return response;
-      if (response.ok() && !is_refreshed && ErrorCodeOf(*response) == "ExpiredToken") {
+      if (response.ok() && !is_refreshed && IsOfCredentials(call, *response)) {
         is_refreshed = true;
         credentials_.Discard();
         continue;
       }
-      if (response.ok() && !MayPass(*response)) return fault;
+      if (response.ok() && !MayPass(*response) && !absl::IsDataLoss(fault)) return fault;
       if (absl::IsDataLoss(fault) && tries == kDamagedTries) return fault;
       const Duration delay = DelayAfter(tries, response);
       if (SystemClock().Now() + delay >= deadline) {
@@ -222,7 +272,17 @@ class S3Store : public ObjectStore {
                                       tries == 1 ? " try" : " tries", "; the last one: ", fault.message()));
       }
       before = fault;
-      std::this_thread::sleep_for(delay);
+      Sleep(delay);
+    }
+  }
+
+  // A cancellation ends it: the server may have asked for a long wait.
+  void Sleep(Duration delay) const {
+    const Instant end = SystemClock().Now() + delay;
+    while (is_cancelled_ == nullptr || !is_cancelled_()) {
+      const Duration left = end - SystemClock().Now();
+      if (left <= Duration::zero()) return;
+      std::this_thread::sleep_for(is_cancelled_ == nullptr ? left : std::min(left, kCancelPoll));
     }
   }
 

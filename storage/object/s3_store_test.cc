@@ -1,11 +1,13 @@
 #include "storage/object/s3_store.h"
 
+#include <atomic>
 #include <chrono>
 #include <functional>
 #include <future>
 #include <map>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -49,7 +51,8 @@ class S3StoreTest : public ::testing::Test {
                        const auto found = variables.find(name);
                        return found == variables.end() ? "" : found->second;
                      },
-                     .limit = limit});
+                     .limit = limit,
+                     .is_cancelled = [this] { return is_cancelled_.load(); }});
     ASSERT_TRUE(store.ok()) << store.status();
     store_ = *std::move(store);
   }
@@ -61,6 +64,7 @@ class S3StoreTest : public ::testing::Test {
   const std::string text_ = "123456789";
   const std::string ok_ = ScriptedHttpServer::Answer("200 OK");
   const std::string slow_down_ = ScriptedHttpServer::Answer("503 Slow Down", Error("SlowDown"));
+  std::atomic<bool> is_cancelled_ = false;
   std::unique_ptr<ScriptedHttpServer> server_;
   std::unique_ptr<ObjectStore> store_;
 };
@@ -104,6 +108,15 @@ TEST_F(S3StoreTest, RetryAfterBeyondTheLimitEndsAtOnce) {
   EXPECT_THAT(server_->requests(), SizeIs(1));
 }
 
+TEST_F(S3StoreTest, CancellationEndsTheWaitThatTheServerAsksFor) {
+  Serve({ScriptedHttpServer::Answer("503 Slow Down", Error("SlowDown"), "Retry-After: 15\r\n")});
+  std::future<absl::Status> put = std::async(std::launch::async, [this] { return Put(); });
+  while (server_->requests().empty()) std::this_thread::yield();
+  is_cancelled_ = true;
+  ASSERT_EQ(put.wait_for(std::chrono::seconds(10)), std::future_status::ready);
+  EXPECT_TRUE(absl::IsCancelled(put.get()));
+}
+
 TEST_F(S3StoreTest, SilentServerIsGivenUpAtTheLimit) {
   std::promise<void> is_over;
   Serve({ok_}, std::chrono::milliseconds(300), [over = is_over.get_future().share()] { over.wait(); });
@@ -115,6 +128,36 @@ TEST_F(S3StoreTest, DoesNotRepeatWhatTheServerRefuses) {
   Serve({ScriptedHttpServer::Answer("403 Forbidden", Error("SignatureDoesNotMatch"))});
   EXPECT_EQ(ReasonOf(Put()), "STORE_DENIED");
   EXPECT_THAT(server_->requests(), SizeIs(1));
+}
+
+// The answer to a HEAD has no body with the error's code.
+TEST_F(S3StoreTest, TriesAgainWithNewCredentialsAfterAHeadThatIsDenied) {
+  for (const char* status : {"400 Bad Request", "403 Forbidden"}) {
+    Serve({"HTTP/1.1 " + std::string(status) + "\r\nConnection: close\r\nContent-Length: 77\r\n\r\n",
+           "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 9\r\n\r\n"});
+    const absl::StatusOr<ObjectInfo> info = store_->Head("a");
+    ASSERT_EQ(info.status(), absl::OkStatus()) << status;
+    EXPECT_EQ(info->size, 9);
+    EXPECT_THAT(server_->requests(), SizeIs(2));
+  }
+}
+
+TEST_F(S3StoreTest, HeadSaysWhetherTheObjectOrTheBucketIsMissing) {
+  const std::string missing = "HTTP/1.1 404 Not Found\r\nConnection: close\r\nContent-Length: 77\r\n\r\n";
+  Serve({missing, ScriptedHttpServer::Answer("404 Not Found", Error("NoSuchBucket"))});
+  EXPECT_EQ(ReasonOf(store_->Head("a").status()), "NO_BUCKET");
+  Serve({missing, ScriptedHttpServer::Answer("404 Not Found", Error("NoSuchKey"))});
+  EXPECT_EQ(ReasonOf(store_->Head("a").status()), "NO_OBJECT");
+  EXPECT_THAT(server_->requests()[1], HasSubstr("GET /bucket/a HTTP/1.1"));
+}
+
+TEST_F(S3StoreTest, HeadAsksAgainAboutAnObjectThatIsThereAfterAll) {
+  Serve({"HTTP/1.1 404 Not Found\r\nConnection: close\r\nContent-Length: 77\r\n\r\n",
+         ScriptedHttpServer::Answer("206 Partial Content", "1", "Content-Range: bytes 0-0/9\r\n"),
+         "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 9\r\n\r\n"});
+  const absl::StatusOr<ObjectInfo> info = store_->Head("a");
+  ASSERT_EQ(info.status(), absl::OkStatus());
+  EXPECT_EQ(info->size, 9);
 }
 
 TEST_F(S3StoreTest, SaysWhichClockOrRegionIsWrong) {
@@ -133,7 +176,8 @@ TEST_F(S3StoreTest, GivesUpBytesThatArriveDamagedThreeTimes) {
 }
 
 TEST_F(S3StoreTest, ErrorWithinAnAnswerOfSuccessIsAnError) {
-  Serve({ScriptedHttpServer::Answer("200 OK", Error("InternalError")), ok_});
+  Serve({ScriptedHttpServer::Answer("200 OK", Error("InternalError")),
+         ScriptedHttpServer::Answer("200 OK", "<CompleteMultipartUploadResult/>")});
   EXPECT_EQ(store_->CompleteUpload({"a", "id"}, {{1, 9, 0xe3069283, "\"etag\""}}), absl::OkStatus());
   ASSERT_THAT(server_->requests(), SizeIs(2));
   EXPECT_THAT(server_->requests()[1],
@@ -147,6 +191,36 @@ TEST_F(S3StoreTest, TakesCutOffAnswerForALostConnection) {
   std::string text(9, '\0');
   EXPECT_EQ(store_->Get("a", 0, std::as_writable_bytes(std::span(text))), absl::OkStatus());
   EXPECT_EQ(text, text_);
+}
+
+TEST_F(S3StoreTest, GetsAgainWhatIsShorterThanTheAnswerSays) {
+  const std::string range = "Content-Range: bytes 0-8/9\r\n";
+  Serve({ScriptedHttpServer::Answer("206 Partial Content", "1234", range),
+         ScriptedHttpServer::Answer("206 Partial Content", text_, range)});
+  std::string text(9, '\0');
+  EXPECT_EQ(store_->Get("a", 0, std::as_writable_bytes(std::span(text))), absl::OkStatus());
+  EXPECT_EQ(text, text_);
+}
+
+TEST_F(S3StoreTest, ObjectThatIsShorterThanTheRangeIsNotAskedForAgain) {
+  Serve({ScriptedHttpServer::Answer("206 Partial Content", "1234", "Content-Range: bytes 0-3/4\r\n")});
+  std::string text(9, '\0');
+  EXPECT_EQ(ReasonOf(store_->Get("a", 0, std::as_writable_bytes(std::span(text)))), "SHORT_OBJECT");
+  EXPECT_THAT(server_->requests(), SizeIs(1));
+}
+
+TEST_F(S3StoreTest, TakesNoPartOfAListForTheWholeList) {
+  const std::string list = "<ListBucketResult><IsTruncated>false</IsTruncated><Contents><Key>a</Key>"
+                           "<Size>1</Size></Contents><Contents><Key>b</Key><Size>1</Size></Contents>"
+                           "</ListBucketResult>";
+  const std::string part = ScriptedHttpServer::Answer("200 OK", list.substr(0, list.find("<Key>b")));
+  Serve({part, ScriptedHttpServer::Answer("200 OK", list)});
+  const absl::StatusOr<ObjectPage> page = store_->List("", "", "");
+  ASSERT_EQ(page.status(), absl::OkStatus());
+  EXPECT_THAT(page->objects, SizeIs(2));
+  Serve({part});
+  EXPECT_EQ(ReasonOf(store_->List("", "", "").status()), "CORRUPT_TRANSFER");
+  EXPECT_THAT(server_->requests(), SizeIs(3));
 }
 
 TEST_F(S3StoreTest, AnswerOfAnotherProgramIsRefusedWithItsBeginning) {
