@@ -1,8 +1,11 @@
 // Uploads and fetches against the store in memory: what arrives, what is refused, and what a process that
 // dies at each of its requests leaves behind.
 #include <algorithm>
+#include <atomic>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -178,8 +181,63 @@ TEST_F(BucketTest, WithoutChecksumsWhatWasSentIsComparedBeforeTheCommit) {
     if (request == "Get" && key == "run/step_10/folder/small.pt" && gets++ == 0) bad.Damage(key, 5);
     return absl::OkStatus();
   });
-  EXPECT_EQ(ReasonOf(Upload(root_, bad).status()), "CORRUPT_FILE");
+  EXPECT_EQ(ReasonOf(Upload(root_, bad).status()), "CORRUPT_TRANSFER");
   EXPECT_EQ(Listed(bad), 0u);
+  ASSERT_TRUE(Upload(root_, bad).ok()) << "the next one sends it again";
+  EXPECT_EQ(Listed(bad), 1u);
+  EXPECT_THAT(Verify(*MakeObjectFileSystem(&bad, "run"), kObjectRoot), IsEmpty());
+}
+
+TEST_F(BucketTest, WithoutChecksumsTheManifestIsComparedToo) {
+  WriteCheckpoint(root_, 1);
+  for (const char* name : {"manifest", "manifest.new"}) {
+    MemoryObjectStore bad({.conditional_put = false, .checksums = true});
+    bool is_damaged = false;
+    bad.SetHook([&](const std::string& request, const std::string&) {
+      const std::string damaged = absl::StrCat("run/step_10/.ckptd/", name);
+      if (!is_damaged && request != "Put" && bad.objects().contains(damaged)) {
+        bad.Damage(damaged, 40);
+        is_damaged = true;
+      }
+      return absl::OkStatus();
+    });
+    const absl::Status first = Upload(root_, bad).status();
+    EXPECT_TRUE(is_damaged);
+    EXPECT_EQ(ReasonOf(first), "CORRUPT_TRANSFER") << name;
+    ASSERT_TRUE(Upload(root_, bad).ok()) << name;
+    EXPECT_EQ(Listed(bad), 1u) << name;
+  }
+}
+
+TEST_F(BucketTest, DamagedClaimBesideFilesIsLeft) {
+  WriteCheckpoint(root_, 1);
+  MemoryObjectStore store;
+  ASSERT_TRUE(Upload(root_, store).ok());
+  const std::map<std::string, std::string> all = store.objects();
+  ASSERT_EQ(store.Delete("run/step_10/.ckptd/manifest"), absl::OkStatus());
+  const std::string damaged = "not a manifest";
+  const auto bytes = std::as_bytes(std::span(damaged));
+  ASSERT_EQ(store.Put("run/step_10/.ckptd/manifest.new", bytes, Crc32c(bytes), PutMode::kReplace),
+            absl::OkStatus());
+  EXPECT_EQ(ReasonOf(Upload(root_, store).status()), "OBJECT_EXISTS");
+  EXPECT_EQ(store.objects().size(), all.size());
+}
+
+TEST_F(BucketTest, ClaimOfANewerVersionIsLeft) {
+  WriteCheckpoint(root_, 1);
+  MemoryObjectStore store;
+  std::ifstream file(absl::StrCat(root_.path(), "/", kTag, "/.ckptd/manifest"));
+  std::string claim((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  claim[8] = 2;  // The format's version.
+  const std::string head = claim.substr(0, 32);
+  const uint32_t crc = Crc32c(std::as_bytes(std::span(head)));
+  for (int i = 0; i < 4; ++i) claim[32 + static_cast<size_t>(i)] = static_cast<char>(crc >> (8 * i));
+  ASSERT_EQ(ReasonOf(DecodeManifest(claim).status()), "NEWER_FORMAT");
+  const auto bytes = std::as_bytes(std::span(claim));
+  ASSERT_EQ(store.Put("run/step_10/.ckptd/manifest.new", bytes, Crc32c(bytes), PutMode::kReplace),
+            absl::OkStatus());
+  EXPECT_EQ(ReasonOf(Upload(root_, store).status()), "OBJECT_EXISTS");
+  EXPECT_EQ(store.objects().at("run/step_10/.ckptd/manifest.new"), claim);
 }
 
 TEST_F(BucketTest, FileThatIsNotAsInTheManifestIsNotUploaded) {
@@ -219,6 +277,56 @@ TEST_F(BucketTest, BytesThatArriveDamagedOnceAreFetchedAgain) {
   TempDir other;
   EXPECT_EQ(Fetch(other, store), absl::OkStatus());
   EXPECT_EQ(gets, 2);
+}
+
+// Wrong for the first get of the object, and right again from the second on.
+MemoryObjectStore::Hook DamageFirstGet(MemoryObjectStore& store, const std::string& what, size_t at) {
+  return [&store, what, at, gets = std::make_shared<std::atomic<int>>(0)](const std::string& request,
+                                                                          const std::string& key) {
+    if (request == "Get" && key == what && ++*gets <= 2) store.Damage(key, at);
+    return absl::OkStatus();
+  };
+}
+
+TEST_F(BucketTest, ManifestsAndRecordsThatArriveDamagedOnceAreFetchedAgain) {
+  WriteCheckpoint(root_, 1);
+  MemoryObjectStore store;
+  ASSERT_TRUE(Upload(root_, store).ok());
+  for (const char* name : {"manifest", "part-00000"}) {
+    store.SetHook(DamageFirstGet(store, absl::StrCat("run/step_10/.ckptd/", name), 40));
+    TempDir other;
+    EXPECT_EQ(Fetch(other, store), absl::OkStatus()) << name;
+    EXPECT_THAT(Verify(fs(), other.fd()), IsEmpty()) << name;
+  }
+}
+
+TEST_F(BucketTest, RecordThatIsDamagedInTheBucketDoesNotKeepTheFilesFromBeingFetched) {
+  WriteCheckpoint(root_, 1);
+  MemoryObjectStore store;
+  ASSERT_TRUE(Upload(root_, store).ok());
+  store.Damage("run/step_10/.ckptd/part-00000", 40);
+  TempDir other;
+  EXPECT_EQ(Fetch(other, store), absl::OkStatus());
+  EXPECT_THAT(Verify(fs(), other.fd()), SizeIs(1));
+}
+
+TEST_F(BucketTest, ManifestThatArrivesDamagedOnceHidesNoCheckpointFromAList) {
+  WriteCheckpoint(root_, 1);
+  MemoryObjectStore store;
+  ASSERT_TRUE(Upload(root_, store).ok());
+  store.SetHook(DamageFirstGet(store, "run/step_10/.ckptd/manifest", 40));
+  const absl::StatusOr<BucketList> list = ListBucket(store, "run", 2);
+  ASSERT_TRUE(list.ok()) << list.status();
+  EXPECT_THAT(list->checkpoints, SizeIs(1));
+}
+
+TEST_F(BucketTest, ManifestThatArrivesDamagedOnceIsRemovedNevertheless) {
+  WriteCheckpoint(root_, 1);
+  MemoryObjectStore store;
+  ASSERT_TRUE(Upload(root_, store).ok());
+  store.SetHook(DamageFirstGet(store, "run/step_10/.ckptd/manifest", 40));
+  EXPECT_EQ(Remove(store), absl::OkStatus());
+  EXPECT_THAT(store.objects(), IsEmpty());
 }
 
 TEST_F(BucketTest, FetchLeavesForeignDirectoriesUntouched) {

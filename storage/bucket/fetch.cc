@@ -60,7 +60,13 @@ class Fetcher {
  private:
   absl::Status ReadManifest() {
     const std::string path = OurPath(tag_, std::string(kManifestName));
-    absl::StatusOr<std::string> bytes = ReadSmallFile(*bucket_, kObjectRoot, path, kMaxManifestBytes);
+    absl::StatusOr<std::string> bytes;
+    const absl::Status read = GetUndamaged([&]() -> absl::Status {
+      bytes = ReadSmallFile(*bucket_, kObjectRoot, path, kMaxManifestBytes);
+      if (!bytes.ok()) return bytes.status();
+      CKPTD_ASSIGN_OR_RETURN(manifest_, DecodeManifest(*bytes));
+      return absl::OkStatus();
+    });
     if (IsMissing(bytes.status())) {
       return MakeError(absl::StatusCode::kNotFound, "NO_CHECKPOINT",
                        absl::StrCat("there is no committed checkpoint beneath ", base_,
@@ -68,9 +74,8 @@ class Fetcher {
                                     "ended is none)"),
                        {{"tag", tag_}});
     }
-    if (!bytes.ok()) return bytes.status();
+    CKPTD_RETURN_IF_ERROR(read);
     manifest_bytes_ = *std::move(bytes);
-    CKPTD_ASSIGN_OR_RETURN(manifest_, DecodeManifest(manifest_bytes_));
     if (manifest_.summary.tag() == tag_) return absl::OkStatus();
     return MakeError(absl::StatusCode::kDataLoss, "CORRUPT_MANIFEST",
                      absl::StrCat("the manifest beneath ", base_, " is of tag ", manifest_.summary.tag(),
@@ -159,7 +164,8 @@ class Fetcher {
     return absl::OkStatus();
   }
 
-  // The records of ranks or nodes. Names from a bucket may be anything: others are left alone.
+  // The records of ranks or nodes. Names from a bucket may be anything: others are left alone. A record that
+  // stays damaged is fetched as it is, because the files are whole without it: `verify` names it.
   absl::Status GetRecords() {
     CKPTD_ASSIGN_OR_RETURN(
         const ScopedHandle ours,
@@ -170,9 +176,14 @@ class Fetcher {
       const bool is_record =
           ParsePartRecordName(entry.name).has_value() || absl::StartsWith(entry.name, "node.");
       if (entry.type != FileType::kRegular || !is_record) continue;
-      CKPTD_ASSIGN_OR_RETURN(const std::string record,
-                             ReadSmallFile(*bucket_, ours.get(), entry.name, kMaxRecordBytes));
-      CKPTD_RETURN_IF_ERROR(WriteNewFile(fs_, dir_.get(), OurPath("", entry.name), record));
+      absl::StatusOr<std::string> record;
+      GetUndamaged([&]() -> absl::Status {
+        record = ReadSmallFile(*bucket_, ours.get(), entry.name, kMaxRecordBytes);
+        if (!record.ok()) return record.status();
+        return DecodePartRecord(*record).ok() ? absl::OkStatus() : DecodeNodePartRecord(*record).status();
+      }).IgnoreError();
+      if (!record.ok()) return record.status();
+      CKPTD_RETURN_IF_ERROR(WriteNewFile(fs_, dir_.get(), OurPath("", entry.name), *record));
     }
     return absl::OkStatus();
   }

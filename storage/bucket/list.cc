@@ -8,6 +8,7 @@
 #include "storage/base/mutex.h"
 #include "storage/base/status_macros.h"
 #include "storage/bucket/object_file_system.h"
+#include "storage/bucket/transfer.h"
 #include "storage/commit/checkpoint/checkpoint_dir.h"
 #include "storage/format/names.h"
 
@@ -46,7 +47,11 @@ absl::StatusOr<BucketList> ListBucket(ObjectStore& store, const std::string& pre
       });
     };
     if (!has(kManifestName)) return absl::OkStatus();  // An upload that has not ended, or nothing of ours.
-    absl::StatusOr<storage::v1::ManifestSummary> summary = ReadSummary(*bucket, kObjectRoot, tags[i]);
+    absl::StatusOr<storage::v1::ManifestSummary> summary;
+    GetUndamaged([&] {
+      summary = ReadSummary(*bucket, kObjectRoot, tags[i]);
+      return summary.status();
+    }).IgnoreError();
     if (summary.ok() && summary->tag() != tags[i]) {
       summary = MakeError(
           absl::StatusCode::kDataLoss, "CORRUPT_MANIFEST",

@@ -19,7 +19,7 @@ namespace {
 // The manifest in this object; nullopt if there is none, or it is not this checkpoint's.
 absl::StatusOr<std::optional<std::string>> ManifestOf(ObjectStore& store, const std::string& key,
                                                       int64_t sequence, int64_t commit_time_us) {
-  absl::StatusOr<std::string> text = GetText(store, key);
+  absl::StatusOr<std::string> text = GetManifestText(store, key);
   if (ReasonOf(text.status()) == "NO_OBJECT") return std::nullopt;
   if (!text.ok()) return text.status();
   const absl::StatusOr<Manifest> manifest = DecodeManifest(*text);

@@ -10,6 +10,7 @@
 #include "storage/base/checksums/crc32c.h"
 #include "storage/base/errors.h"
 #include "storage/base/status_macros.h"
+#include "storage/format/manifest.h"
 
 namespace ckptd {
 namespace {
@@ -55,12 +56,15 @@ absl::Status CheckChunks(const storage::v1::FileRecord& record, int32_t chunk_by
 
 absl::Status GetChecked(ObjectStore& store, const std::string& key, const storage::v1::FileRecord& record,
                         int32_t chunk_bytes, int64_t offset, std::span<std::byte> into) {
-  absl::Status status;
-  for (int tries = 0; tries < kGetTries; ++tries) {
+  return GetUndamaged([&]() -> absl::Status {
     CKPTD_RETURN_IF_ERROR(store.Get(key, offset, into));
-    status = CheckChunks(record, chunk_bytes, offset, into);
-    if (status.ok()) break;
-  }
+    return CheckChunks(record, chunk_bytes, offset, into);
+  });
+}
+
+absl::Status GetUndamaged(const std::function<absl::Status()>& get) {
+  absl::Status status = get();
+  for (int tries = 1; tries < kGetTries && ProvesDamage(status); ++tries) status = get();
   return status;
 }
 
@@ -106,6 +110,15 @@ absl::StatusOr<std::string> GetText(ObjectStore& store, const std::string& key) 
   CKPTD_ASSIGN_OR_RETURN(const ObjectInfo info, store.Head(key));
   std::string text(static_cast<size_t>(info.size), '\0');
   CKPTD_RETURN_IF_ERROR(store.Get(key, 0, std::as_writable_bytes(std::span(text))));
+  return text;
+}
+
+absl::StatusOr<std::string> GetManifestText(ObjectStore& store, const std::string& key) {
+  absl::StatusOr<std::string> text;
+  GetUndamaged([&] {
+    text = GetText(store, key);
+    return text.ok() ? DecodeManifest(*text).status() : text.status();
+  }).IgnoreError();
   return text;
 }
 

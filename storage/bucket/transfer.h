@@ -78,8 +78,13 @@ class PartBuffers {
 // is the first error.
 absl::Status RunParallel(int threads, size_t count, const std::function<absl::Status(size_t)>& job);
 
+// Calls `get` up to three times while its result proves damage: the bytes may have been damaged on their way.
+absl::Status GetUndamaged(const std::function<absl::Status()>& get);
+
 // A small object as a whole.
 absl::StatusOr<std::string> GetText(ObjectStore& store, const std::string& key);
+// The text of a manifest, as GetUndamaged gets it. If it stays damaged, it is the damaged text.
+absl::StatusOr<std::string> GetManifestText(ObjectStore& store, const std::string& key);
 absl::Status PutText(ObjectStore& store, const std::string& key, const std::string& text, PutMode mode);
 
 }  // namespace ckptd

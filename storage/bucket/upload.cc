@@ -116,13 +116,31 @@ class Uploader {
       }
     }
     if (!Exists(put)) return put;
-    CKPTD_ASSIGN_OR_RETURN(const std::string claim, GetText(store_, ClaimKey()));
+    CKPTD_ASSIGN_OR_RETURN(const std::string claim, GetManifestText(store_, ClaimKey()));
     if (claim == manifest_bytes_) return absl::OkStatus();
-    return Another("the upload of another checkpoint of this tag has not ended", ClaimKey());
+    CKPTD_ASSIGN_OR_RETURN(const bool is_alone, IsDamagedAndAlone(claim));
+    if (!is_alone) return Another("the upload of another checkpoint of this tag has not ended", ClaimKey());
+    CKPTD_RETURN_IF_ERROR(store_.Delete(ClaimKey()));
+    return CorruptTransfer(ClaimKey());
+  }
+
+  // A claim that was damaged on its way to a server that compares no checksums. No upload goes on with it,
+  // because each reads its claim before it sends anything.
+  absl::StatusOr<bool> IsDamagedAndAlone(const std::string& claim) {
+    if (!ProvesDamage(DecodeManifest(claim).status())) return false;
+    CKPTD_ASSIGN_OR_RETURN(const ObjectPage beneath, store_.List(base_, "", ""));
+    CKPTD_ASSIGN_OR_RETURN(const std::vector<MultipartUpload> uploads, store_.ListUploads(base_));
+    return beneath.objects.size() <= 1 && beneath.next.empty() && uploads.empty();
+  }
+
+  // The error for an object that was removed, because it came back damaged.
+  static absl::Status CorruptTransfer(const std::string& key) {
+    return MakeError(absl::StatusCode::kDataLoss, "CORRUPT_TRANSFER",
+                     absl::StrCat(key, " came back other than it was sent; upload again to send it again"));
   }
 
   absl::StatusOr<bool> IsCommitted() {
-    const absl::StatusOr<std::string> there = GetText(store_, ManifestKey());
+    const absl::StatusOr<std::string> there = GetManifestText(store_, ManifestKey());
     if (IsNoObject(there.status())) return false;
     if (!there.ok()) return there.status();
     if (*there == manifest_bytes_) return true;
@@ -181,7 +199,7 @@ class Uploader {
       for (const FilePart& part : Parts(i))
         if (!sources_[i].parts.contains(part.number)) missing.push_back(part);
     }
-    CKPTD_ASSIGN_OR_RETURN(const bool is_checked, ServerComparesChecksums());
+    CKPTD_ASSIGN_OR_RETURN(is_checked_, ServerComparesChecksums());
     CKPTD_RETURN_IF_ERROR(RunParallel(options_.threads, missing.size(), [&](size_t i) {
       return buffers_.With(missing[i].size,
                            [&](std::span<std::byte> bytes) { return SendPart(missing[i], bytes); });
@@ -189,7 +207,7 @@ class Uploader {
     CKPTD_RETURN_IF_ERROR(
         RunParallel(options_.threads, sources_.size(), [&](size_t i) { return Complete(sources_[i]); }));
     CKPTD_RETURN_IF_ERROR(AbortOthers());
-    return is_checked ? absl::OkStatus() : GetBack();
+    return is_checked_ ? absl::OkStatus() : GetBack();
   }
 
   // Finds out by an object with a wrong checksum.
@@ -248,28 +266,42 @@ class Uploader {
     std::vector<FilePart> parts;
     for (size_t i = 0; i < sources_.size(); ++i)
       for (const FilePart& part : Parts(i)) parts.push_back(part);
-    return RunParallel(options_.threads, parts.size(), [&](size_t i) {
-      return buffers_.With(parts[i].size,
-                           [&](std::span<std::byte> bytes) { return GetPartBack(parts[i], bytes); });
+    return RunParallel(options_.threads, parts.size(), [&](size_t i) -> absl::Status {
+      const absl::Status got = buffers_.With(
+          parts[i].size, [&](std::span<std::byte> bytes) { return GetPartBack(parts[i], bytes); });
+      if (!ProvesDamage(got)) return got;
+      // Its size is right: the next upload would take it for one that has arrived.
+      const std::string key = KeyOf(sources_[parts[i].file]);
+      CKPTD_RETURN_IF_ERROR(store_.Delete(key));
+      return CorruptTransfer(key);
     });
   }
 
+  // DATA_LOSS if it is other than here, three times.
   absl::Status GetPartBack(const FilePart& part, std::span<std::byte> bytes) {
     const Source& source = sources_[part.file];
     if (source.record != nullptr)
       return GetChecked(store_, KeyOf(source), *source.record, chunk_bytes(), part.offset, bytes);
-    CKPTD_RETURN_IF_ERROR(store_.Get(KeyOf(source), part.offset, bytes));
     CKPTD_ASSIGN_OR_RETURN(const std::string here, ReadSmallFile(fs_, dir_.get(), source.path, source.size));
     const auto sent = std::as_bytes(std::span(here)).subspan(static_cast<size_t>(part.offset), bytes.size());
-    if (std::equal(bytes.begin(), bytes.end(), sent.begin())) return absl::OkStatus();
-    return MakeError(absl::StatusCode::kDataLoss, "CORRUPT_TRANSFER",
-                     absl::StrCat(KeyOf(source), " came back other than it was sent"));
+    return GetUndamaged([&]() -> absl::Status {
+      CKPTD_RETURN_IF_ERROR(store_.Get(KeyOf(source), part.offset, bytes));
+      if (std::equal(bytes.begin(), bytes.end(), sent.begin())) return absl::OkStatus();
+      return MakeError(absl::StatusCode::kDataLoss, "CORRUPT_PART_RECORD", KeyOf(source));
+    });
   }
 
   absl::Status Commit() {
     const absl::Status put = PutText(store_, ManifestKey(), manifest_bytes_, PutMode::kIfAbsent);
-    if (!Exists(put)) return put;
-    return IsCommitted().status();  // By an earlier try, or by another upload of the same checkpoint.
+    if (!put.ok() && !Exists(put)) return put;
+    if (put.ok() && is_checked_) return absl::OkStatus();
+    // It is there by an earlier try, or by another upload of the same checkpoint; or nobody has compared it.
+    CKPTD_ASSIGN_OR_RETURN(const std::string there, GetManifestText(store_, ManifestKey()));
+    if (there == manifest_bytes_) return absl::OkStatus();
+    if (is_checked_ || !ProvesDamage(DecodeManifest(there).status())) return IsCommitted().status();
+    // With the claim, no other checkpoint is committed here.
+    CKPTD_RETURN_IF_ERROR(store_.Delete(ManifestKey()));
+    return CorruptTransfer(ManifestKey());
   }
 
   FileSystem& fs_;
@@ -281,6 +313,7 @@ class Uploader {
   Manifest manifest_;
   std::vector<Source> sources_;
   PartBuffers buffers_;
+  bool is_checked_ = false;  // The server compares checksums.
   Mutex mutex_;
   UploadResult result_;
 };

@@ -1,13 +1,15 @@
 // Sends a committed checkpoint from disk to a bucket. The upload of one checkpoint:
 //
 // 1. Claim: a conditional put of manifest.new. If there is one, it must be of the same checkpoint: this
-//    upload goes on where that one has ended. The server must refuse the second of two conditional puts.
+//    upload goes on where that one has ended. The server must refuse the second of two conditional puts. A
+//    damaged claim with nothing beside it is removed: no upload goes on with it.
 // 2. If there is a manifest, the checkpoint is there already (or another one: an error). Only now, because
 //    an upload that has ended in between has removed its claim after it had stored its manifest.
 // 3. Send what has not arrived, files of several parts as multipart uploads. Each chunk's CRC32C is compared
 //    with the manifest on its way, and each part is sent with its CRC32C.
-// 4. If the server does not compare checksums, get everything back and compare.
-// 5. Commit: a conditional put of the manifest. Then remove the claim.
+// 4. If the server does not compare checksums, get everything back and compare. Remove what has been damaged.
+// 5. Commit: a conditional put of the manifest. If the server does not compare checksums, compare that, too.
+//    Then remove the claim.
 //
 // A process that dies in between leaves a claim, and files beside it that no reader takes for a checkpoint.
 // Two uploads of the same checkpoint at once send the same bytes; one may fail when the other one has ended.
@@ -34,7 +36,7 @@ struct UploadResult {
 // that has lost its record of what it has uploaded knows it again by that. ALREADY_EXISTS, reason
 // OBJECT_EXISTS, if another checkpoint is there, or its unfinished upload. UNIMPLEMENTED, reason
 // STORE_UNSUITABLE, if the server ignores the condition of a put. DATA_LOSS, reason CORRUPT_FILE, if a file
-// is not as in the manifest.
+// is not as in the manifest; reason CORRUPT_TRANSFER, if bytes were damaged on their way: upload again.
 absl::StatusOr<UploadResult> UploadCheckpoint(FileSystem& fs, Handle root, const std::string& tag,
                                               ObjectStore& store, const std::string& prefix,
                                               const TransferOptions& options, int64_t sequence = 0);

@@ -17,9 +17,9 @@ namespace ckptd {
 struct S3Options {
   std::string bucket;
   Environment environment = ProcessEnvironment();  // For settings and credentials.
-  // For one call with all of its tries. An answer of 429, 500, 502, 503 or 504, a lost connection and bytes
-  // that arrived damaged are tried again, first after 0.1 s and then after twice as long each time, at most
-  // 5 s, or after what the server's Retry-After says.
+  // For one call with all of its tries. An answer of 429, 500, 502, 503 or 504, a lost connection, an answer
+  // that was cut off and bytes that arrived damaged are tried again, first after 0.1 s and then after twice as
+  // long each time, at most 5 s, or after what the server's Retry-After says.
   Duration limit = std::chrono::seconds(60);
   // May be null. Asked about once a second from the threads that call: true ends all calls (CANCELLED).
   std::function<bool()> is_cancelled = nullptr;
