@@ -44,9 +44,11 @@ UploadedCheckpoint AsUploaded(const storage::v1::ManifestSummary& summary) {
 // Nothing was ever to be uploaded.
 bool IsEmpty(const UploadRecord& record) { return record.url().empty(); }
 
-// What a try again cannot mend: the checkpoint is not there, or not whole.
+// What a try again cannot mend: the checkpoint is not there, or not whole. Bytes that were damaged on their way
+// are sent again.
 bool IsLost(const absl::Status& why) {
-  return ReasonOf(why) == reason::kNoCheckpoint || absl::IsDataLoss(why);
+  return ReasonOf(why) == reason::kNoCheckpoint ||
+         (absl::IsDataLoss(why) && ReasonOf(why) != "CORRUPT_TRANSFER");
 }
 
 }  // namespace

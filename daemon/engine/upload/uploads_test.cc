@@ -317,6 +317,17 @@ TEST_F(UploadsTest, DamagedCheckpointIsGivenUp) {
   EXPECT_THAT(Asked(), ElementsAre(2));
 }
 
+TEST_F(UploadsTest, CheckpointWhoseBytesWereDamagedOnTheirWayStillWaits) {
+  SetPolicy(1);
+  CommitNext(1);
+  Tick();
+  io_->EndUpload(MakeError(absl::StatusCode::kDataLoss, "CORRUPT_TRANSFER", "BadDigest"));
+  EXPECT_THAT(uploads_.Held(*run_), ElementsAre(1));
+  clock_.Advance(std::chrono::seconds(1));
+  Tick();
+  EXPECT_THAT(Asked(), ElementsAre(1));
+}
+
 TEST_F(UploadsTest, SuspectCheckpointsAreNeitherCountedNorUploaded) {
   SetPolicy(1);
   CommittedCheckpoint suspect;
