@@ -10,9 +10,13 @@ import sys
 from typing import Any, Dict, Iterator, Tuple
 
 import boto3
+import pytest
 from harness.waiting import TIMEOUT
 
 BUCKET = "checkpoints"
+# For tests that do not run against every server: moto is the quick one, and Swift compares checksums.
+with_moto = pytest.mark.parametrize("server", ["moto"], indirect=True, scope="session")
+with_swift = pytest.mark.parametrize("server", ["swift"], indirect=True, scope="session")
 
 # What the least policy of docs/buckets.md allows.
 POLICY = {

@@ -5,6 +5,7 @@ from typing import Iterator
 
 import pytest
 from bucket_servers import BucketServer, start_moto
+from fault_cases import Cases, Shared, ToolCases
 from swift_server import start_swift
 from upload_job import Job
 
@@ -22,3 +23,29 @@ def job(server: BucketServer, tmp_path: pathlib.Path) -> Iterator[Job]:
     made = Job(tmp_path, server)
     yield made
     made.close()
+
+
+@pytest.fixture(scope="module")
+def shared_cases(server: BucketServer) -> Iterator[Shared[Cases]]:
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("CKPTD_LAUNCH_ID", "")  # Cases change it.
+        shared = Shared(server, Cases)
+        yield shared
+        shared.close()
+
+
+@pytest.fixture
+def cases(shared_cases: Shared[Cases]) -> Cases:
+    return shared_cases.get()
+
+
+@pytest.fixture(scope="module")
+def shared_tool(server: BucketServer) -> Iterator[Shared[ToolCases]]:
+    shared = Shared(server, ToolCases)
+    yield shared
+    shared.close()
+
+
+@pytest.fixture
+def tool(shared_tool: Shared[ToolCases]) -> ToolCases:
+    return shared_tool.get()

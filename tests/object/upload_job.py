@@ -22,9 +22,16 @@ SIZE = (16 << 20) + 4321  # Two parts.
 class Job:
     """A daemon with the server's environment, and a run that uploads to a prefix of its own."""
 
-    def __init__(self, folder: pathlib.Path, server: BucketServer, configuration: str = "") -> None:
+    def __init__(
+        self,
+        folder: pathlib.Path,
+        server: BucketServer,
+        configuration: str = "",
+        proxy: Optional[Any] = None,
+    ) -> None:
+        """`proxy` leads to the server, and has `endpoint` and `end()`; None: a Proxy."""
         self.server = server
-        self.proxy = Proxy(server.endpoint)
+        self.proxy: Any = proxy or Proxy(server.endpoint)
         self.prefix = uuid.uuid4().hex
         self.url = f"s3://{BUCKET}/{self.prefix}"
         self.root = folder / "root"
