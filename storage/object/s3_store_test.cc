@@ -210,9 +210,10 @@ TEST_F(S3StoreTest, ObjectThatIsShorterThanTheRangeIsNotAskedForAgain) {
 }
 
 TEST_F(S3StoreTest, TakesNoPartOfAListForTheWholeList) {
-  const std::string list = "<ListBucketResult><IsTruncated>false</IsTruncated><Contents><Key>a</Key>"
-                           "<Size>1</Size></Contents><Contents><Key>b</Key><Size>1</Size></Contents>"
-                           "</ListBucketResult>";
+  const std::string list =
+      "<ListBucketResult><IsTruncated>false</IsTruncated><Contents><Key>a</Key>"
+      "<Size>1</Size></Contents><Contents><Key>b</Key><Size>1</Size></Contents>"
+      "</ListBucketResult>";
   const std::string part = ScriptedHttpServer::Answer("200 OK", list.substr(0, list.find("<Key>b")));
   Serve({part, ScriptedHttpServer::Answer("200 OK", list)});
   const absl::StatusOr<ObjectPage> page = store_->List("", "", "");
