@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import os
 import pathlib
+import random
 import signal
 import socket
 import subprocess
@@ -71,11 +73,16 @@ swift_hash_path_prefix = prefix
 
 
 def free_ports(count: int) -> List[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
+    """Not of the range from which the kernel takes ports for connections: another process's connection could get one of
+    them before the server has bound it.
+    """
+    ports: List[int] = []
+    for port in random.sample(range(20000, 32000), 100):
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            ports.append(port)
+        if len(ports) == count:
+            return ports
+    raise AssertionError(f"no {count} free ports")
 
 
 def program(name: str) -> List[str]:
