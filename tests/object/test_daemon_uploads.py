@@ -77,7 +77,7 @@ def test_operator_who_drains_hears_of_uploads_and_can_wait_for_them(job: Job) ->
     name = str(job.root / "step_1")
     drained = job.tool("drain")
     assert "DRAINED" in drained and "These uploads go on after a restart" in drained and name in drained
-    job.tool("--timeout=1", "wait", name, "--level=uploaded", code=1)
+    job.tool("--timeout=0", "wait", name, "--level=uploaded", code=1)
     job.proxy.open_server()
     assert "step_1 is UPLOADED" in job.tool("--timeout=100", "wait", name, "--level=uploaded")
     assert f"it is in the bucket, too: {job.url}/step_1" in job.tool("why", name)

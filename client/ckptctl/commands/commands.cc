@@ -249,7 +249,9 @@ absl::StatusOr<ExitCode> Wait(const Context& context, const std::string& name, c
   CKPTD_ASSIGN_OR_RETURN(std::unique_ptr<client::Rpc> rpc, Connect(context));
   const Duration timeout = FromSeconds(context.timeout_seconds.value_or(kDefaultWaitSeconds));
   v1::WaitRequest request;
-  CKPTD_ASSIGN_OR_RETURN(*request.mutable_name(), Resolve(*rpc, context, name));
+  Context lookup = context;  // --timeout is for the level, and may be 0.
+  lookup.timeout_seconds.reset();
+  CKPTD_ASSIGN_OR_RETURN(*request.mutable_name(), Resolve(*rpc, lookup, name));
   request.set_level(wanted);
   request.mutable_timeout()->set_seconds(timeout.count() / 1'000'000'000);
   request.mutable_timeout()->set_nanos(static_cast<int32_t>(timeout.count() % 1'000'000'000));
