@@ -314,7 +314,7 @@ TEST_F(CkptctlTest, ExitsWithThreeWithoutDaemonAndWithTwoOnBadUsage) {
   EXPECT_EQ(Ctl({"list", "--al"}).err, "ckptctl: list has no option --al; did you mean --all?\n");
   EXPECT_EQ(Ctl({"lst"}).err, "ckptctl: there is no command \"lst\"; did you mean list?\n");
   EXPECT_EQ(Ctl({"frobnicate"}).status, 2);
-  EXPECT_EQ(Ctl({"wait", "step_1", "--level=uploaded"}).status, 2);
+  EXPECT_EQ(Ctl({"wait", "step_1", "--level=durable"}).status, 2);
   EXPECT_EQ(Ctl({"--help"}).status, 0);
   daemon_.Stop();
   const ProgramResult result = Ctl({"status"});
