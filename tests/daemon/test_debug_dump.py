@@ -140,18 +140,18 @@ def test_dump_shows_the_configuration_in_force_and_the_file_as_it_is(daemon: Any
     shown = pathlib.Path(f"{daemon.socket}.config")
     assert stat.S_IMODE(shown.stat().st_mode) == 0o600
     text = daemon.configuration.read_text()
-    daemon.configuration.write_text(text.replace("67108864", "134217728") + 'log { level: "warning" }\n')
+    daemon.configuration.write_text(text + 'max_sessions: 40\nlog { level: "warning" }\n')
     texts, _ = dump(daemon)
     assert (
-        "bytes: 67108864" in texts["configuration in force"]
+        "max_sessions: 1024" in texts["configuration in force"]
         and 'level: "info"' in texts["configuration in force"]
     )
-    assert "bytes: 134217728" in texts["configuration file"]
+    assert "max_sessions: 40" in texts["configuration file"]
     daemon.process.send_signal(signal.SIGHUP)
-    daemon.wait_log("fields=pool.bytes")
+    daemon.wait_log("fields=max_sessions")
     texts, _ = dump(daemon)
     assert (
-        "bytes: 67108864" in texts["configuration in force"]
+        "max_sessions: 1024" in texts["configuration in force"]
         and 'level: "warning"' in texts["configuration in force"]
     )
     assert daemon.end() == 0

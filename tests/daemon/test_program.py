@@ -172,9 +172,9 @@ def test_sighup_reloads_log_level_and_names_what_needs_a_restart(daemon: Any, tr
     root.mkdir()
     rank = trainer(daemon, root)
     text = daemon.configuration.read_text()
-    daemon.configuration.write_text(text.replace("67108864", "134217728") + 'log { level: "warning" }\n')
+    daemon.configuration.write_text(text + 'max_sessions: 40\nlog { level: "warning" }\n')
     daemon.process.send_signal(signal.SIGHUP)
-    daemon.wait_log("fields=pool.bytes")
+    daemon.wait_log("fields=max_sessions")
     rank.save("quiet", b"x")  # Still the same daemon, which logs no committed checkpoint any more.
     daemon.configuration.write_text("pool { bytes: lots }\n")
     daemon.process.send_signal(signal.SIGHUP)
