@@ -26,11 +26,9 @@ void SegmentPool::Impl::ApproachBudget() {
   if (capacity_ > budget_) FreeForFreshClaims(capacity_ - budget_, /*spares_lent=*/false, {});
   const int most = std::max(budget_, lent_ + claimed_fresh_);
   while (!ready_.empty() && lent_ + Ready() + Populating() > most) {
-    auto last = segments_.find(ready_.back());
+    const SegmentId last = ready_.back();
     ready_.pop_back();
-    --pages_[static_cast<int>(last->second.memory.pages())];
-    populator_->Free(last->first, std::move(last->second.memory));
-    segments_.erase(last);
+    Destroy(last);
   }
   capacity_ = std::max({budget_, lent_ + claimed_fresh_, lent_ + Ready() + Populating()});
 }

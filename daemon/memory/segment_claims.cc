@@ -156,9 +156,13 @@ void SegmentPool::Impl::Reclaim(SessionId session, SegmentId id) {
 
 void SegmentPool::Impl::Free(SegmentId id) {
   lent_segments_.Remove(id);
+  lent_ -= segments_.at(id).weight;
+  Destroy(id);
+}
+
+void SegmentPool::Impl::Destroy(SegmentId id) {
   auto found = segments_.find(id);
   --pages_[static_cast<int>(found->second.memory.pages())];
-  lent_ -= found->second.weight;
   populator_->Free(id, std::move(found->second.memory));
   segments_.erase(found);
 }

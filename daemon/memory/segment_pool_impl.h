@@ -172,7 +172,8 @@ class SegmentPool::Impl : public std::enable_shared_from_this<Impl> {
   void Unclaim(SessionId session, const Claim& claim);
   void ConvertToFresh(SessionId session, int count);
   void Reclaim(SessionId session, SegmentId id);
-  void Free(SegmentId id);
+  void Free(SegmentId id);     // A lent segment.
+  void Destroy(SegmentId id);  // One that is in no list of the pool any more.
 
   // segment_budget.cc
   void ApproachBudget();

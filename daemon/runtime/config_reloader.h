@@ -22,10 +22,11 @@ class ConfigReloader {
     std::function<void(const config::v1::DaemonConfig&)> set_limits;
     // An error: why it cannot change; nothing has changed then.
     std::function<absl::Status(const config::v1::DaemonConfig&)> set_pool;
-    // Likewise, for now. Called if the daemon is in a cluster, before and after.
+    // An error: why it cannot change now; nothing has changed then. Called only if the daemon is in a
+    // cluster before and after the reload.
     std::function<absl::Status(const config::v1::DaemonConfig&)> set_shared_folders;
-    // Likewise. Called at each reload, because a file may hold something else under the name of before. Returns
-    // whether that is so, or another file is named.
+    // Likewise. Called at each reload, because the content of a file may have changed. Returns whether a file has
+    // another content or another name.
     std::function<absl::StatusOr<bool>(const config::v1::DaemonConfig&)> renew_etcd_credentials;
   };
 
@@ -34,9 +35,10 @@ class ConfigReloader {
       : running_(running), load_(std::move(load)), hooks_(std::move(hooks)) {}
 
   // Applies log.level, the pool's budget (bytes, populate_ahead_bytes, resident_bytes), limits,
-  // cluster.shared_folders, and the certificates, the key, the user and the password for etcd, and logs what each
-  // field was and is. Logs the names of the other fields that have changed: they need a restart. A configuration with problems changes nothing, and
-  // the log says what is wrong with it. Returns whether it was applied.
+  // cluster.shared_folders, and the certificates, the key, the user and the password for etcd, and logs what
+  // each field was and is. Logs the names of the other fields that have changed: they need a restart. A
+  // configuration with problems changes nothing, and the log says what is wrong with it. Returns whether it
+  // was applied.
   bool Reload();
 
   // What is in force.

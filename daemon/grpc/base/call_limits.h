@@ -53,7 +53,7 @@ class CallLimits {
   // Counts one more call. RESOURCE_EXHAUSTED, reason LIMIT_EXCEEDED, when the user has too many.
   absl::StatusOr<std::shared_ptr<CallTicket>> Start(uid_t uid);
 
-  // Calls that have begun stay, with what they have charged. Those that wait get what there is room for now.
+  // Calls that have begun keep what they have charged. Calls that wait for memory are tried again at once.
   void SetLimits(int calls_per_uid, int64_t memory_per_uid);
 
   int calls(uid_t uid) const;
