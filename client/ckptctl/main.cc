@@ -17,6 +17,7 @@
 #include "client/ckptctl/commands/commands.h"
 #include "client/ckptctl/completion.h"
 #include "client/ckptctl/convert/convert.h"
+#include "client/ckptctl/convert/convert_dcp.h"
 #include "client/ckptctl/convert/convert_deepspeed.h"
 #include "client/ckptctl/debug/debug_dump.h"
 #include "client/ckptctl/text/text.h"
@@ -54,6 +55,7 @@ struct Arguments {
   ConvertArguments convert;
   ZeroToFp32Arguments zero_to_fp32;
   DsToUniversalArguments universal;
+  DcpArguments dcp;
 };
 
 CLI::App* Add(CLI::App& app, const std::string& name, const std::string& what, Command* chosen,
@@ -327,6 +329,45 @@ void AddDsToUniversal(CLI::App& convert, const Context& context, Arguments& a, C
   app->add_flag("--keep_temp_folder,--keep-temp-folder", universal.keep_temp_folder, ignored);
 }
 
+// Named as the modes of torch.distributed.checkpoint.format_utils, with hyphens.
+CLI::App* AddDcpCommand(CLI::App& convert, const std::string& name, const std::string& what,
+                        const std::string& source, const std::string& destination, Arguments& a,
+                        Command* chosen, Command command) {
+  CLI::App* app = Add(convert, name, what, chosen, std::move(command));
+  app->add_option("SOURCE", a.dcp.source, source)->required();
+  app->add_option("DESTINATION", a.dcp.destination, destination)->required();
+  app->add_flag("--dry-run,--dry_run", a.dcp.dry_run,
+                "Check everything and show what would be made, but write nothing");
+  return app;
+}
+
+void AddDcp(CLI::App& convert, const Context& context, Arguments& a, Command* chosen) {
+  const std::string checkpoint = "The checkpoint's directory, which has .metadata; it is only read";
+  const std::string directory = "The directory to be made: missing, or an empty one";
+  AddDcpCommand(convert, "dcp-to-torch",
+                "A checkpoint of PyTorch Distributed Checkpoint as one file, which torch.load reads",
+                checkpoint, "The file to be made, which does not exist", a, chosen,
+                [&] { return ConvertDcpToTorch(context, a.dcp); });
+  AddDcpCommand(convert, "torch-to-dcp",
+                "A file of torch.save as a checkpoint of PyTorch Distributed Checkpoint, which any number of "
+                "ranks loads",
+                "The file, with a dict of state; it is only read", directory, a, chosen,
+                [&] { return ConvertTorchToDcp(context, a.dcp); });
+  CLI::App* app = AddDcpCommand(
+      convert, "dcp-to-safetensors",
+      "The tensors of a checkpoint of PyTorch Distributed Checkpoint as safetensors, in "
+      "files as HuggingFace's libraries have them",
+      checkpoint, directory, a, chosen, [&] { return ConvertDcpToSafetensors(context, a.dcp); });
+  app->add_option(
+      "--prefix", a.dcp.prefix,
+      "Take only tensors whose names begin so, and remove it from their names; for example model.");
+  app->add_option("--max-shard-size,--max_shard_size", a.dcp.max_shard_size,
+                  "Bytes of tensors in one file: digits with KB, MB, GB or TB; none for one file")
+      ->capture_default_str();
+  app->add_option("--dtype", a.dcp.dtype,
+                  "Of floating-point tensors: float32, float16 or bfloat16; default: as they are");
+}
+
 void AddConvert(CLI::App& app, const Context& context, Arguments& a, Command* chosen) {
   CLI::App* convert =
       app.add_subcommand("convert", "Convert checkpoints of other frameworks to other layouts; no daemon");
@@ -335,6 +376,7 @@ void AddConvert(CLI::App& app, const Context& context, Arguments& a, Command* ch
   AddNxdZero(*convert, context, a, chosen);
   AddZeroToFp32(*convert, context, a, chosen);
   AddDsToUniversal(*convert, context, a, chosen);
+  AddDcp(*convert, context, a, chosen);
 }
 
 void AddDebug(CLI::App& app, const Context& context, Arguments& a, Command* chosen) {

@@ -23,6 +23,13 @@ constexpr int kBarWidth = 30;
 
 std::atomic<bool> stop_wanted = false;
 
+absl::Status OpenOutputParent(ConvertPaths paths, ConvertDirs& dirs) {
+  dirs.paths = std::move(paths);
+  CKPTD_ASSIGN_OR_RETURN(const Handle parent, OpenRootDirectory(dirs.paths.parent, std::nullopt));
+  dirs.parent = ScopedHandle(dirs.fs.get(), parent);
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 double Seconds(Duration duration) { return std::chrono::duration<double>(duration).count(); }
@@ -59,6 +66,7 @@ google::protobuf::Struct CommonJson(const ConvertDirs& dirs, const std::vector<s
 }
 
 absl::Status CheckInputOf(const Context& context, ConvertDirs& dirs) {
+  if (!dirs.is_checkpoint) return absl::OkStatus();
   ConvertProgress progress(context, "checking");
   absl::StatusOr<InputCheck> check = CheckInput(
       *dirs.fs, dirs.in.get(), [&](int64_t total, int64_t bytes) { return progress.Say(total, bytes); });
@@ -84,10 +92,19 @@ absl::StatusOr<ConvertDirs> OpenConvertInput(const std::string& input) {
 absl::StatusOr<ConvertDirs> OpenConvertDirs(const std::string& input, const std::string& output) {
   CKPTD_ASSIGN_OR_RETURN(ConvertPaths paths, ResolveConvertPaths(input, output));
   CKPTD_ASSIGN_OR_RETURN(ConvertDirs dirs, OpenConvertInput(paths.input));
-  dirs.paths = std::move(paths);
-  CKPTD_ASSIGN_OR_RETURN(const Handle parent, OpenRootDirectory(dirs.paths.parent, std::nullopt));
-  dirs.parent = ScopedHandle(dirs.fs.get(), parent);
+  CKPTD_RETURN_IF_ERROR(OpenOutputParent(std::move(paths), dirs));
   return dirs;
+}
+
+absl::StatusOr<ConvertFileDirs> OpenConvertFile(const std::string& input, const std::string& output) {
+  CKPTD_ASSIGN_OR_RETURN(auto resolved, ResolveConvertFile(input, output));
+  auto& [file, paths] = resolved;
+  ConvertFileDirs opened;
+  CKPTD_ASSIGN_OR_RETURN(opened.dirs, OpenConvertInput(file.directory));
+  CKPTD_RETURN_IF_ERROR(OpenOutputParent(std::move(paths), opened.dirs));
+  opened.dirs.is_checkpoint = file.is_committed;
+  opened.file = file.name;
+  return opened;
 }
 
 ConvertProgress::~ConvertProgress() {

@@ -27,7 +27,9 @@ struct ConvertDirs {
   ConvertPaths paths;
   std::unique_ptr<FileSystem> fs;
   ScopedHandle in, parent;  // The input, and the directory that the output will be in.
-  InputCheck check;         // Of the input. Empty before CheckInputOf.
+  bool is_checkpoint =
+      true;          // The input is a checkpoint's directory, or a file of one that ckptd has committed.
+  InputCheck check;  // Of the input. Empty before CheckInputOf.
 
   std::string output() const;  // The output's path.
 };
@@ -38,6 +40,14 @@ absl::StatusOr<ConvertDirs> OpenConvertInput(const std::string& input);
 
 // Errors as of ResolveConvertPaths. From now on SIGINT and SIGTERM make ConvertProgress::Say return false.
 absl::StatusOr<ConvertDirs> OpenConvertDirs(const std::string& input, const std::string& output);
+
+// For an input that is one file: `in` is a directory that has it, and `file` its name there.
+struct ConvertFileDirs {
+  ConvertDirs dirs;
+  std::string file;
+};
+// Errors as of ResolveConvertFile. Otherwise as OpenConvertDirs.
+absl::StatusOr<ConvertFileDirs> OpenConvertFile(const std::string& input, const std::string& output);
 
 // Shows progress: on a terminal a bar in one line, elsewhere a line from time to time, and nothing with JSON.
 class ConvertProgress {

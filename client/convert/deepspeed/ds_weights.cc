@@ -350,12 +350,6 @@ class Gatherer {
 
 }  // namespace
 
-int64_t Weight::elements() const {
-  int64_t elements = 1;
-  for (const int64_t size : shape) elements *= size;
-  return elements;
-}
-
 absl::StatusOr<DsWeights> GatherDsWeights(FileSystem& fs, Handle tag, bool exclude_frozen) {
   return Gatherer(fs, tag, exclude_frozen).Run();
 }

@@ -6,30 +6,14 @@
 #ifndef CKPTD_CLIENT_CONVERT_DEEPSPEED_DS_WEIGHTS_H_
 #define CKPTD_CLIENT_CONVERT_DEEPSPEED_DS_WEIGHTS_H_
 
-#include <cstdint>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "client/convert/files/plan_archive.h"
-#include "client/formats/data_type.h"
+#include "client/convert/files/weight_files.h"
 #include "storage/fs/file_system.h"
 
 namespace ckptd {
-
-struct Weight {
-  enum class Kind { kBuffer, kFrozen, kTrained };
-
-  std::string name;
-  Kind kind = Kind::kTrained;
-  DataType dtype = DataType::kFloat32;
-  std::vector<int64_t> shape;
-  std::vector<SourceRange> ranges;  // Its elements, in order.
-  // The index of the weight that this one shares its memory with in the model, before it; -1: none.
-  int tied_to = -1;
-
-  int64_t elements() const;
-};
 
 struct DsWeights {
   int stage = 0;

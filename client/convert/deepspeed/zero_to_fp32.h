@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "client/convert/deepspeed/weight_files.h"
 #include "client/convert/files/output_tree.h"
+#include "client/convert/files/weight_files.h"
 #include "storage/fs/file_system.h"
 
 namespace ckptd {

@@ -47,6 +47,8 @@ class OutputTree {
                       const std::function<bool(int64_t bytes)>& progress);
   // Syncs all directories, and renames the tree to its place. INDETERMINATE as of Staging::Publish.
   absl::Status Publish();
+  // The output is one file, whose name is the output's, and not a directory. As Staging::PublishFile.
+  absl::Status PublishFile() { return staging_.PublishFile(); }
 
  private:
   OutputTree(FileSystem* fs, Staging staging) : fs_(fs), staging_(std::move(staging)) {}

@@ -1,10 +1,12 @@
 #include "client/convert/files/plan_archive.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <utility>
 
 #include "client/formats/torch/archive_layout.h"
 #include "storage/base/errors.h"
+#include "storage/base/status_macros.h"
 
 namespace ckptd {
 namespace {
@@ -16,9 +18,10 @@ std::string NameInside(const std::string& path) {
   return name.substr(0, name.rfind('.'));
 }
 
-void AppendLiteral(const torch::ArchiveLayout::Piece& literal, PlannedFile& file) {
+// `start`: of the archive in the file.
+void AppendLiteral(const torch::ArchiveLayout::Piece& literal, int64_t start, PlannedFile& file) {
   if (literal.bytes.empty()) return;
-  file.pieces.push_back({.offset = literal.offset,
+  file.pieces.push_back({.offset = start + literal.offset,
                          .size = static_cast<int64_t>(literal.bytes.size()),
                          .input = Piece::kLiteral,
                          .from = static_cast<int64_t>(file.literals.size())});
@@ -39,15 +42,23 @@ void AppendPieces(const std::vector<SourceRange>& ranges, int64_t offset, std::v
 
 absl::StatusOr<PlannedFile> PlanArchive(const torch::Value& root, const Contents& contents,
                                         const std::string& path, std::string literals) {
-  absl::StatusOr<torch::ArchiveLayout> layout = torch::LayOutArchive(root, {.name = NameInside(path)});
-  if (!layout.ok()) return Annotate(layout.status(), path);
-  PlannedFile file = {.path = path, .size = layout->size(), .literals = std::move(literals), .pieces = {}};
-  for (const torch::ArchiveLayout::Piece& piece : layout->Pieces()) AppendLiteral(piece, file);
-  for (const torch::ArchiveLayout::Range& range : layout->storages())
-    AppendPieces(contents.at(range.storage.get()), range.offset, file.pieces);
-  std::sort(file.pieces.begin(), file.pieces.end(),
-            [](const Piece& a, const Piece& b) { return a.offset < b.offset; });
+  PlannedFile file = {.path = path, .size = 0, .literals = std::move(literals), .pieces = {}};
+  if (const absl::Status appended = AppendArchive(root, contents, NameInside(path), file); !appended.ok())
+    return Annotate(appended, path);
   return file;
+}
+
+absl::Status AppendArchive(const torch::Value& root, const Contents& contents, const std::string& name,
+                           PlannedFile& file) {
+  CKPTD_ASSIGN_OR_RETURN(const torch::ArchiveLayout layout, torch::LayOutArchive(root, {.name = name}));
+  const auto first = static_cast<ptrdiff_t>(file.pieces.size());
+  for (const torch::ArchiveLayout::Piece& piece : layout.Pieces()) AppendLiteral(piece, file.size, file);
+  for (const torch::ArchiveLayout::Range& range : layout.storages())
+    AppendPieces(contents.at(range.storage.get()), file.size + range.offset, file.pieces);
+  std::sort(file.pieces.begin() + first, file.pieces.end(),
+            [](const Piece& a, const Piece& b) { return a.offset < b.offset; });
+  file.size += layout.size();
+  return absl::OkStatus();
 }
 
 }  // namespace ckptd

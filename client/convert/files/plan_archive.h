@@ -7,6 +7,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/convert/files/stream_files.h"
 #include "client/formats/torch/value.h"
@@ -30,6 +31,11 @@ void AppendPieces(const std::vector<SourceRange>& ranges, int64_t offset, std::v
 // torch::LayOutArchive does, and names the file.
 absl::StatusOr<PlannedFile> PlanArchive(const torch::Value& root, const Contents& contents,
                                         const std::string& path, std::string literals = "");
+
+// Appends the archive of `root` to the end of a planned file, as files of PyTorch Distributed Checkpoint consist of
+// archives. `name` is that of the folder inside the archive. Fails as torch::LayOutArchive does.
+absl::Status AppendArchive(const torch::Value& root, const Contents& contents, const std::string& name,
+                           PlannedFile& file);
 
 }  // namespace ckptd
 #endif  // CKPTD_CLIENT_CONVERT_FILES_PLAN_ARCHIVE_H_

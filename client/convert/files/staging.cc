@@ -63,6 +63,14 @@ absl::Status CheckFree(FileSystem& fs, Handle parent, const std::string& name) {
                    "; choose another name, or move it away"));
 }
 
+absl::Status CheckFreeFile(FileSystem& fs, Handle parent, const std::string& name) {
+  const absl::StatusOr<FileStat> stat = fs.Stat(parent, name);
+  if (absl::IsNotFound(stat.status())) return absl::OkStatus();
+  if (!stat.ok()) return Annotate(stat.status(), name);
+  return MakeError(absl::StatusCode::kFailedPrecondition, "OUTPUT_NOT_EMPTY",
+                   absl::StrCat("the output ", name, " exists; choose another name, or move it away"));
+}
+
 absl::StatusOr<Staging> Staging::Make(FileSystem& fs, Handle parent, const std::string& name,
                                       std::vector<std::string>* removed) {
   Staging staging(&fs, parent, name);
@@ -97,6 +105,22 @@ absl::Status Staging::Publish() {
   }
   if (!renamed.ok()) return Annotate(renamed, absl::StrCat("renaming ", beside, " to ", name_));
   dir_.reset();
+  return SyncParent();
+}
+
+absl::Status Staging::PublishFile() {
+  absl::Status renamed = fs_->Rename(dir_.get(), name_, parent_, name_, RenameMode::kNoReplace);
+  if (const int error = ErrnoOf(renamed); error == EEXIST || error == EINVAL || error == ENOSYS) {
+    // The file system cannot refuse to replace, or there is something.
+    CKPTD_RETURN_IF_ERROR(CheckFreeFile(*fs_, parent_, name_));
+    renamed = fs_->Rename(dir_.get(), name_, parent_, name_, RenameMode::kReplace);
+  }
+  if (!renamed.ok())
+    return Annotate(renamed, absl::StrCat("renaming ", StagingName(name_), "/", name_, " to ", name_));
+  return SyncParent();
+}
+
+absl::Status Staging::SyncParent() {
   const absl::Status synced = fs_->Sync(parent_, SyncMode::kAll);
   if (synced.ok()) return absl::OkStatus();
   return MakeError(

@@ -23,6 +23,9 @@ namespace ckptd {
 // OUTPUT_NOT_EMPTY.
 absl::Status CheckFree(FileSystem& fs, Handle parent, const std::string& name);
 
+// OK if nothing has the name. Otherwise FAILED_PRECONDITION, reason OUTPUT_NOT_EMPTY.
+absl::Status CheckFreeFile(FileSystem& fs, Handle parent, const std::string& name);
+
 class Staging {
  public:
   // Makes the empty directory. `parent` must outlive the result. Adds the names of removed leftovers to
@@ -38,8 +41,13 @@ class Staging {
   // Renames the directory to its place. The caller has synced everything beneath. UNKNOWN, reason
   // INDETERMINATE, if the directory is in place, but a power cut may undo that.
   absl::Status Publish();
+  // Moves the file that has the output's name out of the directory to the output's place, which must be free, as by
+  // CheckFreeFile. The caller has synced the file. INDETERMINATE as of Publish().
+  absl::Status PublishFile();
 
  private:
+  absl::Status SyncParent();
+
   Staging(FileSystem* fs, Handle parent, std::string name)
       : fs_(fs), parent_(parent), name_(std::move(name)) {}
 

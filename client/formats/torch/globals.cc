@@ -13,8 +13,8 @@ struct Entry {
   Role role;
 };
 
-// What torch.save writes for the state of modules, optimizers, schedulers and random generators, and for
-// plain Python data. A class may be added only if making an object of it has no other effect.
+// What torch.save writes for the state of modules, optimizers, schedulers and random generators, what torch's
+// distributed checkpoints say of their files (.metadata), and plain Python data. A class may be added only if making an object of it has no other effect.
 constexpr Entry kEntries[] = {
     {"collections", "OrderedDict", Role::kOrderedDict},
     {"collections", "Counter", Role::kCarried},
@@ -73,6 +73,18 @@ constexpr Entry kEntries[] = {
     {"deepspeed.runtime.fp16.loss_scaler", "DynamicLossScaler", Role::kCarried},
     {"deepspeed.utils.tensor_fragment", "fragment_address", Role::kCarried},
     {"deepspeed.checkpoint.universal_checkpoint", "SubparamShape", Role::kCarried},
+    {"torch.distributed.checkpoint.metadata", "Metadata", Role::kCarried},
+    {"torch.distributed.checkpoint.metadata", "MetadataIndex", Role::kCarried},
+    {"torch.distributed.checkpoint.metadata", "TensorStorageMetadata", Role::kCarried},
+    {"torch.distributed.checkpoint.metadata", "BytesStorageMetadata", Role::kCarried},
+    {"torch.distributed.checkpoint.metadata", "ChunkStorageMetadata", Role::kCarried},
+    {"torch.distributed.checkpoint.metadata", "TensorProperties", Role::kCarried},
+    {"torch.distributed.checkpoint.metadata", "_MEM_FORMAT_ENCODING", Role::kEnumeration},
+    {"torch.distributed.checkpoint.metadata", "StorageMeta", Role::kCarried},
+    {"torch.distributed.checkpoint.filesystem", "_StorageInfo", Role::kCarried},
+    {"torch.distributed._shard.sharded_tensor.metadata", "TensorProperties", Role::kCarried},
+    {"torch.distributed._shard.sharded_tensor.metadata", "MEM_FORMAT_ENCODING", Role::kEnumeration},
+    {"pathlib", "PosixPath", Role::kCarried},
     {"torch_xla.utils.serialization", "TensorReference", Role::kTensorReference},
     {"neuronx_distributed.trainer.checkpoint", "_InternalTensorReference", Role::kInternalTensorReference},
 };

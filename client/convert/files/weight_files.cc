@@ -1,4 +1,4 @@
-#include "client/convert/deepspeed/weight_files.h"
+#include "client/convert/files/weight_files.h"
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
@@ -43,7 +43,7 @@ class Planner {
 
  private:
   DataType TypeOf(const Weight& weight) const {
-    return IsFloatingPoint(weight.dtype) ? options_.dtype : weight.dtype;
+    return IsFloatingPoint(weight.dtype) ? options_.dtype.value_or(weight.dtype) : weight.dtype;
   }
   int64_t BytesOf(const Weight& weight) const {
     return weight.elements() * InfoOf(TypeOf(weight)).item_bytes;
@@ -55,7 +55,7 @@ class Planner {
       if (CanCast({weight.dtype, TypeOf(weight)})) continue;
       return CannotConvert(absl::StrCat(weight.name, " is ", std::string(InfoOf(weight.dtype).torch_name),
                                         ", which ckptd cannot cast to ",
-                                        std::string(InfoOf(options_.dtype).torch_name)));
+                                        std::string(InfoOf(TypeOf(weight)).torch_name)));
     }
     return absl::OkStatus();
   }
@@ -165,6 +165,12 @@ class Planner {
 };
 
 }  // namespace
+
+int64_t Weight::elements() const {
+  int64_t elements = 1;
+  for (const int64_t size : shape) elements *= size;
+  return elements;
+}
 
 absl::StatusOr<std::vector<PlannedFile>> PlanWeightFiles(const std::vector<Weight>& weights,
                                                          const WeightFilesOptions& options) {
