@@ -19,6 +19,7 @@
 #include "client/ckptctl/convert/convert.h"
 #include "client/ckptctl/convert/convert_dcp.h"
 #include "client/ckptctl/convert/convert_deepspeed.h"
+#include "client/ckptctl/convert/describe_tensors.h"
 #include "client/ckptctl/debug/debug_dump.h"
 #include "client/ckptctl/text/text.h"
 #include "client/ckptctl/usage.h"
@@ -46,7 +47,7 @@ struct Arguments {
   bool once = false;
   DrainArguments drain;
   HistoryArguments history;
-  bool all = false, verbose = false, until_idle = false, unverified = false, force = false;
+  bool all = false, tensors = false, verbose = false, until_idle = false, unverified = false, force = false;
   bool there = false, not_there = false;
   RetentionArguments retention;
   SaveArguments save;
@@ -96,10 +97,13 @@ void AddLooking(CLI::App& app, const Context& context, Arguments& a, Command* ch
       "RUN", a.run,
       "One run, or a root that no daemon serves, or s3://BUCKET/PREFIX, which is read; default: all runs");
   list->add_flag("--all", a.all, "Include saves in flight and recent failures");
-  CLI::App* describe = Add(app, "describe", "Show one checkpoint and its files", chosen,
-                           [&] { return Describe(context, a.name); });
+  CLI::App* describe = Add(app, "describe", "Show one checkpoint and its files", chosen, [&] {
+    return a.tensors ? DescribeTensors(context, a.name) : Describe(context, a.name);
+  });
   describe->add_option("NAME", a.name, "The checkpoint; the tag latest is the newest committed one")
       ->required();
+  describe->add_flag("--tensors", a.tensors,
+                     "Show the tensors in its files: also of another program's checkpoint, by its path");
   CLI::App* wait = Add(app, "wait", "Wait until a checkpoint has reached a level, at most --timeout (60)",
                        chosen, [&] { return Wait(context, a.name, a.level); });
   wait->add_option("NAME", a.name, "The checkpoint")->required();
