@@ -9,16 +9,21 @@ import collections
 import io
 import json
 import os
+import pathlib
 import pickle
 import struct
+import tempfile
 import zipfile
 
 import safetensors.torch
 import torch
+import torch.distributed.checkpoint as dcp
 from ckptd.storage.v1 import storage_pb2 as storage
 from ckptd.v1 import handoff_pb2 as handoff
 from ckptd.v1 import messages_pb2 as messages
 from ckptd.v1 import types_pb2 as types
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, StorageMeta
 
 CORPUS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "corpus")
 RUN = "runs/0123456789abcdef"  # The target replaces this with the name of its run.
@@ -300,6 +305,27 @@ def make_pickle():
     put("pickle_fuzz", "cycle", b"\x80\x02]q\1h\1a.")
 
 
+def make_dcp_metadata():
+    states = {
+        "flat": {"w": torch.ones(4, 3), "step": 7},
+        "nested": {"m": {"w": torch.ones(2, dtype=torch.bfloat16)}, "o": [{"lr": 0.1}, torch.ones(())], "e": torch.ones(0, 2)},
+    }
+    for name, state in states.items():
+        with tempfile.TemporaryDirectory() as folder:
+            dcp.save(state, checkpoint_id=folder, no_dist=True)
+            metadata = dcp.FileSystemReader(folder).read_metadata()
+        metadata.storage_meta = StorageMeta(checkpoint_id=pathlib.PosixPath("in"), save_id="0", load_id="0")
+        put("dcp_metadata_fuzz", name, pickle.dumps(metadata))
+        # The reader knows one chunk for each rank.
+        entry = next(iter(metadata.state_dict_metadata.values()))
+        metadata.state_dict_metadata = {"w": entry}
+        rows = [torch.Size([0, 0]), torch.Size([3, 0])]
+        entry.size = torch.Size([5, 2])
+        entry.chunks = [ChunkStorageMetadata(row, torch.Size([size, 2])) for row, size in zip(rows, (3, 2))]
+        metadata.storage_data = {MetadataIndex("w", row): _StorageInfo("__0_0.distcp", 0, 9) for row in rows}
+        put("dcp_metadata_fuzz", f"{name}-chunks", pickle.dumps(metadata))
+
+
 def make_torch_archive():
     whole = saved(torch_object())
     put("torch_archive_fuzz", "state", whole)
@@ -336,6 +362,7 @@ def main():
     make_handoff_server()
     make_request()
     make_pickle()
+    make_dcp_metadata()
     make_torch_archive()
     make_safetensors()
 

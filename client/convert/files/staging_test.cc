@@ -146,5 +146,49 @@ TEST_F(StagingTest, FailedSyncAfterTheRenameIsIndeterminate) {
   EXPECT_THAT(Names("out"), ElementsAre("f"));
 }
 
+TEST_F(StagingTest, PublishesAFileToItsPlaceAndLeavesNothingBeside) {
+  for (const int error : {0, EINVAL}) {  // EINVAL: a file system without rename flags.
+    const std::string name = error == 0 ? "a.pt" : "b.pt";
+    absl::StatusOr<Staging> staging = Make(name);
+    ASSERT_TRUE(staging.ok()) << staging.status();
+    MakeFile(staging->dir(), name);
+    if (error != 0) fs_.Fail({.op = FsOp::kRename, .error = error});
+    const absl::Status published = staging->PublishFile();
+    ASSERT_TRUE(published.ok()) << published;
+    EXPECT_EQ(fs_.Stat(dir_.fd(), name)->type, FileType::kRegular);
+  }
+  EXPECT_THAT(Names(), ElementsAre("a.pt", "b.pt"));
+}
+
+TEST_F(StagingTest, FileDoesNotReplaceWhatAppearedAfterTheCheck) {
+  for (const bool directory : {false, true}) {
+    const std::string name = directory ? "dir" : "file";
+    ASSERT_TRUE(CheckFreeFile(fs_, dir_.fd(), name).ok());
+    absl::StatusOr<Staging> staging = Make(name);
+    ASSERT_TRUE(staging.ok()) << staging.status();
+    MakeFile(staging->dir(), name);
+    if (directory) {
+      MakeDir(name);
+    } else {
+      ASSERT_TRUE(WriteNewFile(fs_, dir_.fd(), name, "mine").ok());
+    }
+    EXPECT_EQ(ReasonOf(staging->PublishFile()), "OUTPUT_NOT_EMPTY");
+    EXPECT_EQ(ReasonOf(CheckFreeFile(fs_, dir_.fd(), name)), "OUTPUT_NOT_EMPTY");
+  }
+  EXPECT_EQ(*ReadSmallFile(fs_, dir_.fd(), "file", 10), "mine");
+  EXPECT_THAT(Names(), ElementsAre("dir", "file"));
+}
+
+TEST_F(StagingTest, FailedSyncAfterTheRenameOfAFileIsIndeterminate) {
+  {
+    absl::StatusOr<Staging> staging = Make();
+    ASSERT_TRUE(staging.ok());
+    MakeFile(staging->dir(), "out");
+    fs_.Fail({.op = FsOp::kSync, .error = EIO});
+    EXPECT_EQ(ReasonOf(staging->PublishFile()), "INDETERMINATE");
+  }
+  EXPECT_THAT(Names(), ElementsAre("out"));
+}
+
 }  // namespace
 }  // namespace ckptd
