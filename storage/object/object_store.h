@@ -2,8 +2,9 @@
 // tests/testing/memory_object_store.h and killing_object_store.h.
 //
 // An object appears whole or not at all, under a key of UTF-8. Thread-safe; calls block, retry what may pass,
-// and end within the store's time limit: then DEADLINE_EXCEEDED, reason STORE_TIMEOUT, names the limit and
-// the last fault. A call that failed in that way may have had its effect.
+// and begin no try after the store's time limit: then DEADLINE_EXCEEDED, reason STORE_TIMEOUT, names the limit and
+// the last fault. A try may take longer by what its bytes need on a slow link. A call that failed in that way may have
+// had its effect.
 //
 // Other errors: NOT_FOUND, reason NO_OBJECT or NO_BUCKET. PERMISSION_DENIED, reason STORE_DENIED.
 // FAILED_PRECONDITION, reason STORE_REFUSED, for requests that the store will not serve as they are.

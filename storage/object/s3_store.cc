@@ -21,6 +21,7 @@
 namespace ckptd {
 namespace {
 
+constexpr int64_t kLeastBytesPerSecond = 16 << 10;  // Of one transfer; several are under way at once.
 constexpr Duration kFirstDelay = std::chrono::milliseconds(100);
 constexpr Duration kLongestDelay = std::chrono::seconds(5);
 constexpr Duration kCutShort = std::chrono::milliseconds(10);  // By which libcurl may end a try too early.
@@ -240,7 +241,14 @@ class S3Store : public ObjectStore {
     return http_.Send(request, limit);
   }
 
-  // Sends the call until it is answered, at most for the limit.
+  // What the bytes of a call need on the slowest link that is of use. HttpClient gives up a connection on which nothing
+  // moves long before.
+  static Duration TransferTime(const Call& call) {
+    const auto bytes = static_cast<int64_t>(call.body.size() + call.into.size());
+    return std::chrono::milliseconds(bytes * 1000 / kLeastBytesPerSecond);
+  }
+
+  // Sends the call until it is answered. No try begins after the limit.
   absl::StatusOr<HttpResponse> Do(const Call& call) {
     const Instant deadline = SystemClock().Now() + limit_;
     bool is_refreshed = false;
@@ -248,7 +256,8 @@ class S3Store : public ObjectStore {
     for (int tries = 1;; ++tries) {
       if (is_cancelled_ != nullptr && is_cancelled_())
         return absl::CancelledError(absl::StrCat(What(call), ": cancelled"));
-      const absl::StatusOr<HttpResponse> response = SendOnce(call, deadline - SystemClock().Now());
+      const absl::StatusOr<HttpResponse> response =
+          SendOnce(call, deadline - SystemClock().Now() + TransferTime(call));
       if (!response.ok() && !absl::IsUnavailable(response.status()))
         return Annotate(response.status(), What(call));
       absl::Status fault = response.ok() ? StatusOf(*response, What(call)) : response.status();

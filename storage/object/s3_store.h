@@ -17,7 +17,7 @@ namespace ckptd {
 struct S3Options {
   std::string bucket;
   Environment environment = ProcessEnvironment();  // For settings and credentials.
-  // For one call with all of its tries. An answer of 429, 500, 502, 503 or 504, a lost connection, an answer
+  // For one call with all of its tries; the last one may take longer by a second for each 16 KiB that it transfers. An answer of 429, 500, 502, 503 or 504, a lost connection, an answer
   // that was cut off and bytes that arrived damaged are tried again, first after 0.1 s and then after twice as
   // long each time, at most 5 s, or after what the server's Retry-After says.
   Duration limit = std::chrono::seconds(60);

@@ -124,6 +124,20 @@ TEST_F(S3StoreTest, SilentServerIsGivenUpAtTheLimit) {
   is_over.set_value();
 }
 
+// A part of an upload is 16 MiB, and a link may be slow.
+TEST_F(S3StoreTest, TransferMayTakeLongerThanTheLimitIfItHasManyBytes) {
+  const auto takes_long = [] { std::this_thread::sleep_for(std::chrono::milliseconds(600)); };
+  const std::string large(64 << 10, 'x');  // 4 s at the least rate.
+  const auto bytes = std::as_bytes(std::span(large));
+  Serve({ok_}, std::chrono::milliseconds(200), takes_long);
+  EXPECT_EQ(store_->Put("large", bytes, Crc32c(bytes), PutMode::kReplace), absl::OkStatus());
+  EXPECT_THAT(server_->requests(), SizeIs(1));
+  Serve({slow_down_, ok_}, std::chrono::milliseconds(200), takes_long);
+  const absl::Status status = store_->Put("large", bytes, Crc32c(bytes), PutMode::kReplace);
+  EXPECT_EQ(ReasonOf(status), "STORE_TIMEOUT");  // No second try after the limit.
+  EXPECT_THAT(server_->requests(), SizeIs(1));
+}
+
 TEST_F(S3StoreTest, DoesNotRepeatWhatTheServerRefuses) {
   Serve({ScriptedHttpServer::Answer("403 Forbidden", Error("SignatureDoesNotMatch"))});
   EXPECT_EQ(ReasonOf(Put()), "STORE_DENIED");
