@@ -79,6 +79,30 @@ def test_short_read_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     assert daemon.heard == []
 
 
+def test_short_read_is_reported_at_its_end_if_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(read_progress, "REPORT_SECONDS", 1000.0)
+    daemon = Daemon(answers=True)
+    reporter = reporter_to(daemon)
+    reporter.always = True
+    reporter.finish()
+    assert daemon.heard == []  # Nothing was read.
+    reporter.begin_file(100)(100)
+    reporter.finish()
+    reporter.finish()
+    assert daemon.heard == [(100, 100)]
+
+
+def test_what_was_not_read_of_a_file_that_has_ended_is_not_missing() -> None:
+    daemon = Daemon(answers=True)
+    reporter = reporter_to(daemon)
+    reporter.begin_file(100)(40)
+    reporter.end_file()
+    reporter.begin_file(60)
+    reporter.end_file()  # It was mapped.
+    reporter.finish()
+    assert daemon.heard == [(40, 100), (40, 40)]
+
+
 def test_nothing_more_is_reported_when_the_session_has_ended() -> None:
     daemon = Daemon(answers=True)
     reporter = reporter_to(daemon)

@@ -159,7 +159,7 @@ class Checkpoint:
         buffers = [bytearray(size) for _, _, size in ranges] if into is None else list(into)
         if len(buffers) != len(ranges):
             raise errors.invalid(f"{len(ranges)} ranges were asked for, and {len(buffers)} buffers were given")
-        read_ranges(ranges, buffers, self._file)
+        read_ranges(ranges, buffers, lambda name, size: self._file(name, wanted=size))
         return buffers
 
     def load(
@@ -297,6 +297,11 @@ class Checkpoint:
                 why = ", ".join(classes) or unsafe_globals.first_line(error)
                 raise refuse(why, classes) from error
 
+    def _tell_restore(self) -> None:
+        """Has the daemon keep what is read as a restore in its history, however short it is."""
+        if self._progress is not None:
+            self._progress.always = True
+
     def _verify(self) -> None:
         """Reads every file once. Corrupt if a byte is not what was saved."""
         buffer = bytearray(_VERIFIED_AT_ONCE)
@@ -345,11 +350,15 @@ class Checkpoint:
         return f"<ckptd.Checkpoint {self._info.tag}>" if self._info else "<ckptd.Checkpoint: none>"
 
     @contextlib.contextmanager
-    def _file(self, name: str, progress: Progress = False) -> Iterator[VerifiedFile]:
-        """Yields a file; shows and reports how far its reading has come, and reports damage."""
+    def _file(self, name: str, progress: Progress = False, wanted: Optional[int] = None) -> Iterator[VerifiedFile]:
+        """Yields a file; shows and reports how far its reading has come, and reports damage.
+
+        wanted: how many bytes of it are read; None: all.
+        """
         try:
             with self._open(name) as file, progress_bar(progress, f"{self.tag}/{name}", file.size) as show:
-                report = self._progress.begin_file(file.size) if self._progress is not None else lambda done: None
+                size = file.size if wanted is None else wanted
+                report = self._progress.begin_file(size) if self._progress is not None else lambda done: None
 
                 def advance(done: int) -> None:
                     report(done)
@@ -358,6 +367,8 @@ class Checkpoint:
                 file.progress, file.background = advance, self.background
                 yield file
                 show(file.size)
+                if self._progress is not None:
+                    self._progress.end_file()
         except errors.Corrupt as fault:
             if self._reporter is not None:
                 self._reporter.report_damage(fault)

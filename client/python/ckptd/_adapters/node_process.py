@@ -233,7 +233,7 @@ class Process:
         return distributed.group.WORLD if distributed is not None else None
 
     def open(self, place: Place, use_daemon: bool = True, as_rank: bool = True) -> Optional[Checkpoint]:
-        """Opens a checkpoint, after the saves of it that are in flight. Follows links.
+        """Opens a checkpoint to load it, after the saves of it that are in flight. Follows links.
 
         Args:
             as_rank: see run_to_read().
@@ -249,6 +249,7 @@ class Process:
         run = self.run_to_read(real.root, as_rank) if use_daemon else None
         opened = _open_with(run, real, self.settings.timeout) if run is not None else None
         if opened is not None:
+            opened._tell_restore()
             return opened
         # The daemon knows only checkpoints that are in their own root under their own name, so look here, too.
         return open_root(real.root).open(real.tag) if is_committed(real.path) else None

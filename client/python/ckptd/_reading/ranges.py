@@ -11,9 +11,9 @@ _Piece = Tuple[int, int, int]  # (offset, address, bytes)
 
 
 def read_ranges(
-    ranges: Sequence[Range], into: Sequence[Any], open_file: Callable[[str], ContextManager[VerifiedFile]]
+    ranges: Sequence[Range], into: Sequence[Any], open_file: Callable[[str, int], ContextManager[VerifiedFile]]
 ) -> None:
-    """Fills into[i] with ranges[i], see Checkpoint.read_ranges()."""
+    """Fills into[i] with ranges[i], see Checkpoint.read_ranges(). open_file(name, how many bytes of it are read)."""
     places: Dict[str, List[_Piece]] = {}
     kept = []
     for (name, offset, size), buffer in zip(ranges, into):
@@ -23,7 +23,7 @@ def read_ranges(
         kept.append(keep)
         places.setdefault(name, []).append((offset, address, size))
     for name, wanted in sorted(places.items()):
-        with open_file(name) as file:
+        with open_file(name, sum(size for _, _, size in wanted)) as file:
             for offset, _, size in wanted:
                 if offset < 0 or size < 0 or offset + size > file.size:
                     raise errors.invalid(

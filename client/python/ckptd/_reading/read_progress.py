@@ -17,18 +17,23 @@ class ReadProgressReporter:
     """Reports the progress of reading one checkpoint: once a second, and at its end if anything was reported.
 
     Best effort: a failed report never affects the read. By one thread at a time.
+
+    Attributes:
+        always (bool): report the end of a read that took less than a second, too.
     """
 
     def __init__(self, session: Session, lease: str) -> None:
+        self.always = False
         self._session = session
         self._lease = lease
-        self._read_bytes = self._total_bytes = self._reported_bytes = 0
+        self._read_bytes = self._total_bytes = 0
+        self._reported = (0, 0)  # What was read, and in all.
         self._next_report = time.monotonic() + REPORT_SECONDS
         # Held by the report in flight: one at a time, so that a later one cannot overtake it.
         self._call: Any = None
 
     def begin_file(self, size: int) -> "Callable[[int], None]":
-        """Begins a file of `size` bytes.
+        """Begins a file of which `size` bytes are wanted.
 
         Returns a function to call, now and then, with how many have been read.
         """
@@ -42,12 +47,16 @@ class ReadProgressReporter:
 
         return advance
 
+    def end_file(self) -> None:
+        """Ends the file that was begun last: what was not read of it was not wanted."""
+        self._total_bytes = self._read_bytes
+
     def finish(self) -> None:
         """Reports the end. Call it before the lease is closed: afterwards the daemon does not know it."""
-        if self._call is None:
+        if self._call is None and not self.always:
             return
         self._await_call()
-        if self._reported_bytes < self._read_bytes:
+        if (self._read_bytes, self._total_bytes) != self._reported:
             self._report()
             self._await_call()
 
@@ -56,14 +65,15 @@ class ReadProgressReporter:
 
         Its result does not matter.
         """
-        with self._call:
-            pass
+        if self._call is not None:
+            with self._call:
+                pass
 
     def _report(self) -> None:
         if self._call is not None and self._call.locked():
             return
         self._next_report = time.monotonic() + REPORT_SECONDS
-        self._reported_bytes = self._read_bytes
+        self._reported = (self._read_bytes, self._total_bytes)
         request = messages.ReportReadingRequest(
             lease=self._lease,
             read_bytes=min(self._read_bytes, self._total_bytes),

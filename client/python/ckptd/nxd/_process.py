@@ -152,9 +152,11 @@ class Process:
         root, tag = os.path.split(os.path.realpath(path))
         job = self.job(root)
         try:
-            return job, job.run.open(tag)
+            opened = job.run.open(tag)
         except errors.NotFound:
             return job, open_root(root).open(tag)
+        opened._tell_restore()
+        return job, opened
 
     def topology(self) -> Topology:
         """Returns this rank's coordinates."""
