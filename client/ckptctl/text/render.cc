@@ -289,9 +289,11 @@ std::string RenderEnd(const v1::Checkpoint& checkpoint) {
 
 std::string RenderStatusSummary(const v1::Status& status, int64_t now_us) {
   const v1::PoolStatus& pool = status.pool();
+  const std::string lent =
+      pool.lent_bytes() > 0 ? absl::StrCat(HumanBytes(pool.lent_bytes()), " lent and idle, ") : "";
   std::string text = RenderDaemon(status, now_us);
   absl::StrAppend(&text, "pool ", HumanBytes(pool.total_bytes()), ": ", HumanBytes(pool.used_bytes()),
-                  " used, ", HumanBytes(pool.resident_bytes()), " copies of checkpoints, ",
+                  " used, ", lent, HumanBytes(pool.resident_bytes()), " copies of checkpoints, ",
                   HumanBytes(pool.ready_bytes()), " ready\n");
   if (status.has_cluster())
     absl::StrAppend(&text, RenderCluster(status.cluster(), now_us, /*with_nodes=*/false));

@@ -114,6 +114,11 @@ TEST(RenderStatusSummary, HasOneOrTwoLinesForEachRunThoseWithTroubleFirst) {
       "2 warnings\n"
       "/data/a (uid 1): latest step_9 (step 9, 1.0 KiB, committed 12 s ago), 1 checkpoint\n"
       "/data/b (uid 2): 0 checkpoints\n");
+  v1::Status lent = status;  // Where the rest of a full pool is.
+  lent.mutable_pool()->set_lent_bytes(int64_t{1} << 20);
+  EXPECT_THAT(
+      RenderStatusSummary(lent, kNowUs),
+      HasSubstr("1.0 GiB used, 1.0 MiB lent and idle, 1.0 GiB copies of checkpoints, 2.0 GiB ready\n"));
 }
 
 TEST(RenderStatusSummary, FitsOnAScreen) {

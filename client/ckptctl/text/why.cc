@@ -19,7 +19,7 @@ struct Step {
 };
 
 // What to do when a save has ended for a reason. docs/protocol.md has all reasons.
-constexpr std::array<Step, 15> kSteps = {{
+constexpr std::array<Step, 16> kSteps = {{
     {"RANKS_MISSING",
      "look at the log and the stack of the ranks that are named; if only some ranks save, name them"},
     {"SESSION_LOST", "look at why that trainer ended: its log, and the kernel's for the OOM killer"},
@@ -37,6 +37,7 @@ constexpr std::array<Step, 15> kSteps = {{
     {"SAVE_ABORTED", "nothing: a rank or an operator has ended it, and the next save is independent"},
     {"IO_ERROR", "look at the kernel's log, and replace the disk; older checkpoints are intact"},
     {"NODE_LOST", "look at the node that is named: ckptctl status --verbose"},
+    {"NODE_DRAINED", "nothing, if that node has been restarted; else ckptctl drain --undo there"},
     {"INDETERMINATE",
      "wait for the scan of the root; of several nodes, look in the root, then ckptctl resolve"},
 }};
@@ -209,6 +210,8 @@ WhyAnswer Gone(const TagFacts& facts, const v1::HistoryEntry& last) {
     answer.next_step = last.kind() == v1::HistoryEntry::EVICTED
                            ? "to keep others: ckptctl pin, or ckptctl retention --set"
                            : "it cannot be brought back from the trash";
+    if (answer.state == "GONE")
+      answer.next_step += "; of a shared root, ckptctl why on the other nodes says which one has removed it";
   }
   AddHistory(facts, &answer);
   return answer;
@@ -225,7 +228,10 @@ WhyAnswer Unknown(const TagFacts& facts) {
           : "the history of this root is empty");
   if (facts.trashed) answer.evidence.push_back("the trash has a checkpoint of this name");
   answer.next_step =
-      facts.trashed ? WayBack(facts) : absl::StrCat("ckptctl history ", facts.run.path(), " has the tags");
+      facts.trashed
+          ? WayBack(facts)
+          : absl::StrCat("ckptctl history ", facts.run.path(),
+                         " has the tags; of a shared root each node has the saves of its own ranks");
   return answer;
 }
 

@@ -184,6 +184,7 @@ TEST_F(WhyTest, OneThatNoDaemonRemovedIsGone) {
   AddEntry(Saved(100));
   EXPECT_EQ(AnswerWhy(facts_).state, "GONE");
   EXPECT_THAT(AnswerWhy(facts_).answer, HasSubstr("a program that is not ckptd"));
+  EXPECT_THAT(AnswerWhy(facts_).next_step, HasSubstr("ckptctl why on the other nodes"));
 }
 
 TEST_F(WhyTest, SaveInFlightNamesTheRanksItWaitsFor) {
