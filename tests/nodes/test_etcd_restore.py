@@ -17,10 +17,10 @@ PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs/operations.md"
 ETCDCTL = pathlib.Path(sys.prefix, "debian/etcd-client/usr/bin")
 
 
-def documented(what):
+def documented(what, page=PAGE):
     """The commands of a block of the page."""
-    match = re.search(rf"^( *)<!-- etcd: {what} -->\n *```sh\n(.*?)^ *```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    assert match, f"docs/operations.md has no block {what}"
+    match = re.search(rf"^( *)<!-- etcd: {what} -->\n *```sh\n(.*?)^ *```", page.read_text(), re.MULTILINE | re.DOTALL)
+    assert match, f"{page.name} has no block {what}"
     return match[2]
 
 
@@ -34,7 +34,10 @@ def run_documented(what, etcd, file, member=0):
     for number, address in enumerate(etcd.addresses, 1):
         commands = commands.replace(f"10.0.0.{number}:2379", f"{address}:{CLIENT_PORT}")
         commands = commands.replace(f"10.0.0.{number}:2380", f"{address}:{PEER_PORT}")
-    commands = commands.replace("/backup/etcd.db", str(file)).replace("/var/lib/etcd", str(etcd.data_folder(member)))
+    run_on_member(etcd, commands.replace("/backup/etcd.db", str(file)).replace("/var/lib/etcd", str(etcd.data_folder(member))))
+
+
+def run_on_member(etcd, commands):
     assert "10.0.0." not in commands, commands
     assert (ETCDCTL / "etcdctl").exists(), f"no etcdctl in {ETCDCTL}; run tools/setup"
     done = subprocess.run(
