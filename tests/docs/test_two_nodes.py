@@ -15,14 +15,14 @@ EXAMPLE = ROOT / "examples/two_nodes"
 RECORDER = '#!/bin/sh\nprintf "%s\\n" "$@"\n'
 
 
-def arguments_of_torchrun(tmp_path: pathlib.Path) -> List[str]:
+def arguments_of_torchrun(tmp_path: pathlib.Path, **environment: str) -> List[str]:
     """What launch.sh gives it, on each node."""
     program = tmp_path / "torchrun"
     program.write_text(RECORDER)
     program.chmod(0o755)
     done = subprocess.run(
         [str(EXAMPLE / "launch.sh"), "gpu1:29500", "gpt-1", "--root=/shared/ckpts/gpt"],
-        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", **environment},
         capture_output=True,
         text=True,
         check=True,
@@ -69,6 +69,8 @@ def test_torchrun_takes_what_launch_sh_gives_it(tmp_path: pathlib.Path) -> None:
     assert (parsed.nnodes, parsed.rdzv_endpoint, parsed.rdzv_id) == ("2", "gpu1:29500", "gpt-1")
     assert (parsed.module, parsed.training_script) == (True, "examples.training.train")
     assert parsed.training_script_args == ["--root=/shared/ckpts/gpt"]
+    more = get_args_parser().parse_args(arguments_of_torchrun(tmp_path, NODES="3", RANKS="8"))
+    assert (more.nnodes, more.nproc_per_node) == ("3", "8")
 
 
 def test_processes_of_both_nodes_are_of_one_launch() -> None:
