@@ -5,6 +5,7 @@ unended saves.
 from __future__ import annotations
 
 import pathlib
+import socket
 from types import SimpleNamespace
 from typing import Any, List, cast
 
@@ -163,6 +164,16 @@ def test_last_hundred_failures_are_kept_oldest_first(membership: Membership) -> 
     for number in range(150):
         membership.add_failure(ckptd.CheckpointFailed("no", tag=str(number)))
     assert [error.tag for error in membership.failures()] == [str(number) for number in range(50, 150)]
+
+
+def test_root_that_cannot_be_made_names_the_host_and_the_directory_that_is_not_there(membership: Membership) -> None:
+    root_directory = type(membership.directory)
+    blocked = root_directory("/proc/shared/ckpts/gpt")  # Nobody makes a directory there.
+    assert blocked.error == (
+        f"there is no /proc/shared on {socket.gethostname()}, and this user cannot make it (No such file or directory); "
+        "mount its file system there, or make it for this user"
+    )
+    assert root_directory("/proc/shared", make=False).error == "No such file or directory"
 
 
 def test_root_that_cannot_be_opened_is_refused_where_its_descriptor_is_needed(

@@ -8,6 +8,7 @@ import dataclasses
 import errno
 import logging
 import os
+import socket
 import stat
 import threading
 import time
@@ -96,7 +97,7 @@ class RootDirectory:
             self.error = "it, or a part of its path, is a file and no directory"
             return _has_file(path)
         except OSError as error:
-            self.error = error.strerror or str(error)
+            self.error = _why_not_made(error) if make else error.strerror or str(error)
             return error.errno != errno.ESTALE
         self.error = ""
         return True
@@ -104,6 +105,21 @@ class RootDirectory:
     def __del__(self) -> None:
         if self.descriptor is not None:
             os.close(self.descriptor)
+
+
+def _why_not_made(error: OSError) -> str:
+    """Returns what an error says of a root that was to be made. os.makedirs() names the first directory that is not there."""
+    why, missing = error.strerror or str(error), str(error.filename)
+    try:
+        os.lstat(missing)
+    except FileNotFoundError:
+        return (
+            f"there is no {missing} on {socket.gethostname()}, and this user cannot make it ({why}); "
+            "mount its file system there, or make it for this user"
+        )
+    except OSError:
+        pass  # It may be there.
+    return why
 
 
 class Membership:
