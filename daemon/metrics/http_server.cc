@@ -4,6 +4,7 @@
 #include <event2/bufferevent.h>
 #include <event2/event.h>
 #include <event2/http.h>
+#include <event2/keyvalq_struct.h>
 #include <event2/listener.h>
 #include <netinet/in.h>
 #include <pthread.h>
@@ -18,6 +19,7 @@
 #include <thread>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "storage/base/errors.h"
 #include "storage/base/unique_fd.h"
@@ -156,18 +158,30 @@ class HttpServer::Impl {
     return differing == 0;
   }
 
+  // The elements of all headers Accept: a client may send several.
+  static std::string AcceptOf(evhttp_request* request) {
+    std::string accept;
+    const evkeyvalq* headers = ::evhttp_request_get_input_headers(request);
+    for (const evkeyval* header = headers->tqh_first; header != nullptr; header = header->next.tqe_next) {
+      if (absl::EqualsIgnoreCase(header->key, "Accept")) absl::StrAppend(&accept, header->value, ",");
+    }
+    return accept;
+  }
+
   static void OnMetrics(evhttp_request* request, void* self) {
     if (!static_cast<Impl*>(self)->IsAllowed(request)) {
       ::evhttp_add_header(::evhttp_request_get_output_headers(request), "WWW-Authenticate", "Bearer");
       return ::evhttp_send_error(request, 401, "Unauthorized");
     }
-    const absl::StatusOr<std::string> text = static_cast<Impl*>(self)->metrics_();
-    Answer(request, text, text.ok() ? "text/plain; version=0.0.4; charset=utf-8" : kPlain);
+    ::evhttp_add_header(::evhttp_request_get_output_headers(request), "Vary", "Accept");
+    const MetricsFormat format = NegotiateFormat(AcceptOf(request));
+    const absl::StatusOr<std::string> text = static_cast<Impl*>(self)->metrics_(format);
+    Answer(request, text, text.ok() ? ContentTypeOf(format) : kPlain);
   }
 
   // Healthy is a daemon that can answer a scrape. The answer tells nothing else, so it needs no token.
   static void OnHealth(evhttp_request* request, void* self) {
-    absl::StatusOr<std::string> text = static_cast<Impl*>(self)->metrics_();
+    absl::StatusOr<std::string> text = static_cast<Impl*>(self)->metrics_(MetricsFormat::kPrometheusText);
     if (text.ok()) *text = "ok\n";
     Answer(request, text, kPlain);
   }

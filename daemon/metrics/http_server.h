@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "daemon/metrics/metrics_format.h"
 #include "storage/base/clock.h"
 #include "storage/base/unique_fd.h"
 
@@ -16,9 +17,9 @@ namespace ckptd {
 
 class HttpServer {
  public:
-  // Renders the metrics. Runs on the server's thread, one request at a time; may block for a few seconds. An
+  // Renders the metrics in the format that the request asks for. Runs on the server's thread, one request at a time; may block for a few seconds. An
   // error becomes a 503 with its message.
-  using Handler = std::function<absl::StatusOr<std::string>()>;
+  using Handler = std::function<absl::StatusOr<std::string>(MetricsFormat)>;
 
   struct Options {
     UniqueFd listener = {};  // A listening, non-blocking socket; empty: listen on `port`.

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "daemon/metrics/metrics_format.h"
 #include "storage/base/errors.h"
 #include "storage/base/unique_fd.h"
 #include "tests/testing/temp_dir.h"
@@ -57,15 +58,51 @@ std::string Get(int port, const std::string& path) {
 }
 
 TEST(HttpServer, AnswersMetrics) {
-  auto server = HttpServer::Start({}, [] { return std::string("ckptd_sessions 1\n"); });
+  auto server = HttpServer::Start({}, [](MetricsFormat) { return std::string("ckptd_sessions 1\n"); });
   ASSERT_TRUE(server.ok()) << server.status();
   EXPECT_THAT(Get((*server)->port(), "/metrics"),
               AllOf(StartsWith("HTTP/1.1 200 "), HasSubstr("Content-Type: text/plain; version=0.0.4"),
                     EndsWith("\r\n\r\nckptd_sessions 1\n")));
 }
 
+// Answers with the headers `accept` of a request.
+std::string GetAs(const HttpServer& server, const std::string& accept) {
+  return Ask(server.port(), "GET /metrics HTTP/1.1\r\nHost: x\r\n" + accept + "Connection: close\r\n\r\n");
+}
+
+TEST(HttpServer, AnswersInTheFormatThatTheRequestAccepts) {
+  auto server = HttpServer::Start({}, [](MetricsFormat format) {
+    return std::string(format == MetricsFormat::kOpenMetrics ? "# EOF\n" : "x 1\n");
+  });
+  ASSERT_TRUE(server.ok()) << server.status();
+  const auto is_open_metrics =
+      AllOf(StartsWith("HTTP/1.1 200 "), HasSubstr("\r\nVary: Accept\r\n"), EndsWith("\r\n\r\n# EOF\n"),
+            HasSubstr("\r\nContent-Type: application/openmetrics-text; version=1.0.0; charset=utf-8\r\n"));
+  const auto is_text =
+      AllOf(StartsWith("HTTP/1.1 200 "), HasSubstr("\r\nVary: Accept\r\n"), EndsWith("\r\n\r\nx 1\n"),
+            HasSubstr("\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\n"));
+  const std::string open_metrics = "Accept: application/openmetrics-text; version=1.0.0\r\n";
+  EXPECT_THAT(GetAs(**server, open_metrics), is_open_metrics);
+  EXPECT_THAT(GetAs(**server, "Accept: text/plain;q=0.5\r\naccept: application/openmetrics-text\r\n"),
+              is_open_metrics)
+      << "two headers";
+  EXPECT_THAT(GetAs(**server, "Accept: */*\r\n"), is_text);
+  EXPECT_THAT(GetAs(**server, ""), is_text);
+  EXPECT_THAT(GetAs(**server, "Accept: text/html\r\n"), is_text) << "an answer is better than a 406";
+}
+
+TEST(HttpServer, AnswersAnErrorInPlainTextToARequestForOpenMetrics) {
+  auto server = HttpServer::Start({}, [](MetricsFormat) -> absl::StatusOr<std::string> {
+    return absl::DeadlineExceededError("the engine did not answer");
+  });
+  ASSERT_TRUE(server.ok()) << server.status();
+  EXPECT_THAT(
+      GetAs(**server, "Accept: application/openmetrics-text\r\n"),
+      AllOf(StartsWith("HTTP/1.1 503 "), HasSubstr("\r\nContent-Type: text/plain; charset=utf-8\r\n")));
+}
+
 TEST(HttpServer, AnswersAnErrorWith503AndItsMessage) {
-  auto server = HttpServer::Start({}, []() -> absl::StatusOr<std::string> {
+  auto server = HttpServer::Start({}, [](MetricsFormat) -> absl::StatusOr<std::string> {
     return absl::DeadlineExceededError("the engine did not answer");
   });
   ASSERT_TRUE(server.ok()) << server.status();
@@ -74,18 +111,18 @@ TEST(HttpServer, AnswersAnErrorWith503AndItsMessage) {
 }
 
 TEST(HttpServer, AnswersHealthWithoutTokenAndWithoutMetrics) {
-  auto server = HttpServer::Start({.token = "secret"}, [] { return std::string("x 1\n"); });
+  auto server = HttpServer::Start({.token = "secret"}, [](MetricsFormat) { return std::string("x 1\n"); });
   ASSERT_TRUE(server.ok()) << server.status();
   EXPECT_THAT(Get((*server)->port(), "/healthz"),
               AllOf(StartsWith("HTTP/1.1 200 "), EndsWith("\r\n\r\nok\n")));
-  auto sick = HttpServer::Start({}, []() -> absl::StatusOr<std::string> {
+  auto sick = HttpServer::Start({}, [](MetricsFormat) -> absl::StatusOr<std::string> {
     return absl::DeadlineExceededError("the engine did not answer");
   });
   EXPECT_THAT(Get((*sick)->port(), "/healthz"), StartsWith("HTTP/1.1 503 "));
 }
 
 TEST(HttpServer, RefusesOtherPathsAndMethods) {
-  auto server = HttpServer::Start({}, [] { return std::string("x"); });
+  auto server = HttpServer::Start({}, [](MetricsFormat) { return std::string("x"); });
   ASSERT_TRUE(server.ok()) << server.status();
   EXPECT_THAT(Get((*server)->port(), "/"), StartsWith("HTTP/1.1 404 "));
   EXPECT_THAT(Ask((*server)->port(), "DELETE /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"),
@@ -95,7 +132,7 @@ TEST(HttpServer, RefusesOtherPathsAndMethods) {
 }
 
 TEST(HttpServer, ListensWhenThePortThatIsInUseBecomesFree) {
-  auto first = HttpServer::Start({}, [] { return std::string("first"); });
+  auto first = HttpServer::Start({}, [](MetricsFormat) { return std::string("first"); });
   ASSERT_TRUE(first.ok()) << first.status();
   const int port = (*first)->port();
   std::promise<void> listens;
@@ -110,7 +147,7 @@ TEST(HttpServer, ListensWhenThePortThatIsInUseBecomesFree) {
   };
   auto second = HttpServer::Start(
       {.port = port, .retry_interval = std::chrono::milliseconds(20), .on_listen = on_listen},
-      [] { return std::string("second"); });
+      [](MetricsFormat) { return std::string("second"); });
   ASSERT_TRUE(second.ok()) << second.status();
   EXPECT_EQ(ErrnoOf(refused), EADDRINUSE) << refused;
   EXPECT_EQ((*second)->port(), 0);
@@ -157,7 +194,8 @@ bool AsksAndIsAnswered(const UniqueFd& socket) {
 
 TEST(HttpServer, ConnectionsBeyondTheLimitHoldNoDescriptorAndAreServedLater) {
   constexpr int kLimit = 4, kClients = 40;
-  auto server = HttpServer::Start({.max_connections = kLimit}, [] { return std::string("x"); });
+  auto server =
+      HttpServer::Start({.max_connections = kLimit}, [](MetricsFormat) { return std::string("x"); });
   ASSERT_TRUE(server.ok()) << server.status();
   const UniqueFd first = Connect((*server)->port());
   ASSERT_TRUE(AsksAndIsAnswered(first));
@@ -182,8 +220,8 @@ TEST(HttpServer, AnswersOnAUnixSocketOnly) {
   UniqueFd listener(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   ASSERT_EQ(::bind(listener.get(), name, sizeof(address)), 0);
   ASSERT_EQ(::listen(listener.get(), 4), 0);
-  auto server =
-      HttpServer::Start({.listener = std::move(listener)}, [] { return std::string("ckptd_sessions 1\n"); });
+  auto server = HttpServer::Start({.listener = std::move(listener)},
+                                  [](MetricsFormat) { return std::string("ckptd_sessions 1\n"); });
   ASSERT_TRUE(server.ok()) << server.status();
   EXPECT_EQ((*server)->port(), 0);
   EXPECT_THAT(AskAt(UniqueFd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)), name, sizeof(address),
@@ -192,7 +230,8 @@ TEST(HttpServer, AnswersOnAUnixSocketOnly) {
 }
 
 TEST(HttpServer, RequiresTheTokenWhenThereIsOne) {
-  auto server = HttpServer::Start({.token = "0123456789abcdef"}, [] { return std::string("secret"); });
+  auto server =
+      HttpServer::Start({.token = "0123456789abcdef"}, [](MetricsFormat) { return std::string("secret"); });
   ASSERT_TRUE(server.ok()) << server.status();
   const auto with = [&](const std::string& header) {
     return Ask((*server)->port(),

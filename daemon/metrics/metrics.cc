@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "absl/strings/ascii.h"
+#include "daemon/metrics/open_metrics_text.h"
 #include "google/protobuf/timestamp.pb.h"
 #include "storage/base/errors.h"
 #include "storage/base/reasons.h"
@@ -314,11 +315,14 @@ void DaemonMetrics::OnEtcdRequest(double seconds, const absl::Status& outcome) {
   impl_->etcd_failures.Add({{"reason", ReasonOf(outcome)}}).Increment();
 }
 
-std::string DaemonMetrics::Render(const v1::Status& status, int64_t now_unix_us, bool root_paths) const {
+std::string DaemonMetrics::Render(const v1::Status& status, int64_t now_unix_us, bool root_paths,
+                                  MetricsFormat format) const {
   std::vector<prometheus::MetricFamily> families = impl_->registry.Collect();
   AddDaemon(status, families);
   AddRuns(status, static_cast<double>(now_unix_us) * 1e-6, root_paths, families);
   if (status.has_cluster()) AddCluster(status.cluster(), families);
+  // All counters start with the daemon, but for those of a run.
+  if (format == MetricsFormat::kOpenMetrics) return OpenMetricsText(families, Seconds(status.start_time()));
   return prometheus::TextSerializer().Serialize(families);
 }
 

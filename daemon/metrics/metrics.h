@@ -1,4 +1,4 @@
-// The daemon's metrics in Prometheus' text format. Counters count events as they happen; gauges are read from
+// The daemon's metrics in the text formats of Prometheus and OpenMetrics. Counters count events as they happen; gauges are read from
 // the daemon's status at each scrape. docs/operations.md has the table of names.
 #ifndef CKPTD_DAEMON_METRICS_METRICS_H_
 #define CKPTD_DAEMON_METRICS_METRICS_H_
@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "ckptd/v1/messages.pb.h"
 #include "daemon/engine/engine.h"
+#include "daemon/metrics/metrics_format.h"
 
 namespace ckptd {
 
@@ -36,7 +37,8 @@ class DaemonMetrics {
   // Returns all metrics as text. `status` is the status that a privileged caller sees; `now_unix_us` is the
   // current Unix time in microseconds, for ages. `root_paths`: label the metrics of a run with the path of
   // its root, which everybody who may read the metrics sees then.
-  std::string Render(const v1::Status& status, int64_t now_unix_us, bool root_paths = false) const;
+  std::string Render(const v1::Status& status, int64_t now_unix_us, bool root_paths = false,
+                     MetricsFormat format = MetricsFormat::kPrometheusText) const;
 
  private:
   class Impl;

@@ -5,11 +5,13 @@
 
 #include <string>
 
+#include "daemon/metrics/metrics_format.h"
 #include "storage/base/errors.h"
 
 namespace ckptd {
 namespace {
 
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -219,6 +221,43 @@ TEST(Metrics, ReportsTheNodeAndItsEtcd) {
   cluster.set_registered(false);
   text = metrics.Render(status, 0);
   EXPECT_THAT(text, HasSubstr("ckptd_node_registered{node=\"gpu17\"} 0\n"));
+}
+
+std::string OpenMetrics(const DaemonMetrics& metrics, const v1::Status& status) {
+  return metrics.Render(status, 1700000100LL * 1000000, /*root_paths=*/true, MetricsFormat::kOpenMetrics);
+}
+
+TEST(Metrics, HaveTheSameSeriesInOpenMetrics) {
+  DaemonMetrics metrics;
+  metrics.OnRunOpened("runs/1");
+  metrics.OnSaveEnded(Ended(v1::COMMITTED, "", 1000));
+  const std::string text = OpenMetrics(metrics, TwoRuns());
+  EXPECT_THAT(text, HasSubstr("# TYPE ckptd_saves counter\n"));
+  EXPECT_THAT(text, HasSubstr("ckptd_saves_total{outcome=\"committed\",reason=\"\"} 1\n"));
+  EXPECT_THAT(text, HasSubstr("# TYPE ckptd_written_bytes counter\n# UNIT ckptd_written_bytes bytes\n"));
+  EXPECT_THAT(text, HasSubstr("ckptd_written_bytes_total 1000\n"));
+  EXPECT_THAT(text, HasSubstr("# TYPE ckptd_build info\n"));
+  EXPECT_THAT(text, HasSubstr("ckptd_build_info{version=\"0.1.0\"} 1\n"));
+  EXPECT_THAT(
+      text,
+      HasSubstr(
+          "ckptd_oldest_save_in_flight_age_seconds{run=\"runs/0000000000000001\",root=\"/data/a\"} 40\n"));
+  EXPECT_THAT(text, HasSubstr("{run=\"runs/0000000000000002\",root=\"/data/b \\\"x\\\"\"} "));
+  EXPECT_TRUE(text.ends_with("\n# EOF\n"));
+}
+
+TEST(Metrics, TellSinceWhenTheyCountInOpenMetrics) {
+  DaemonMetrics metrics;
+  metrics.OnRunOpened("runs/1");
+  v1::Status status = TwoRuns();
+  EXPECT_THAT(OpenMetrics(metrics, status), Not(HasSubstr("_created"))) << "the status has no start";
+  status.mutable_start_time()->set_seconds(1700000001);
+  status.mutable_start_time()->set_nanos(500000000);
+  const std::string text = OpenMetrics(metrics, status);
+  EXPECT_THAT(text, HasSubstr("ckptd_written_bytes_created 1700000001.5\n"));
+  EXPECT_THAT(text, HasSubstr("ckptd_save_stall_seconds_created 1700000001.5\n"));
+  EXPECT_THAT(text, Not(ContainsRegex("_created[{][^}]*run=")));
+  EXPECT_THAT(metrics.Render(status, 0), Not(HasSubstr("_created")));
 }
 
 }  // namespace

@@ -488,9 +488,9 @@ absl::Status Daemon::StartServers() {
 absl::Status Daemon::StartMetrics() {
   CKPTD_ASSIGN_OR_RETURN(std::vector<HttpServer::Options> servers,
                          MetricsOptionsOf(config_, kPredecessorTimeout));
-  const auto render = [this]() -> absl::StatusOr<std::string> {
+  const auto render = [this](MetricsFormat format) -> absl::StatusOr<std::string> {
     CKPTD_ASSIGN_OR_RETURN(const v1::Status status, AskStatus());
-    return metrics_.Render(status, SystemClock().UnixMicros(), config_.metrics().root_paths());
+    return metrics_.Render(status, SystemClock().UnixMicros(), config_.metrics().root_paths(), format);
   };
   for (HttpServer::Options& options : servers) {
     options.on_listen = [](const absl::Status& status) {

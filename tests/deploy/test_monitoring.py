@@ -11,12 +11,15 @@ import re
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
 
 import pytest
 import yaml
 from etcd_members import EtcdMembers
+from prometheus_client import Metric
+from prometheus_client import parser as text_parser
+from prometheus_client.openmetrics import parser as open_metrics_parser
 
 import ckptd
 from harness import DaemonProgram, closing, temporary_folder, until
@@ -26,6 +29,9 @@ ALERTS = ROOT / "deploy/monitoring/alerts.yml"
 DASHBOARD = json.loads((ROOT / "deploy/monitoring/dashboard.json").read_text())
 RULES = [rule for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]]
 PROMTOOL = pathlib.Path(sys.prefix, "debian/prometheus/usr/bin/promtool")  # tools/setup unpacks it.
+
+PROMETHEUS_TEXT = "text/plain; version=0.0.4"
+OPEN_METRICS = "application/openmetrics-text; version=1.0.0"
 
 
 def promtool(*arguments: str) -> str:
@@ -44,9 +50,16 @@ def metrics_of(query: str) -> set[str]:
     return {re.sub(r"_bucket$", "", name) for name in names}
 
 
+class Scrape(NamedTuple):
+    text: str  # Of the daemon.
+    open_metrics: str
+    later_text: str  # Of the daemon, after open_metrics.
+    of_etcd: str
+
+
 @functools.lru_cache()
-def scraped() -> frozenset[str]:
-    """The metrics of a daemon with a node's name that has saved and restored, and of its etcd."""
+def scrape() -> Scrape:
+    """Of a daemon with a node's name that has saved and restored, and of its etcd."""
     with temporary_folder() as folder, closing(EtcdMembers(["127.0.0.1"])) as etcd:
         etcd.leader()
         program = DaemonProgram(
@@ -70,15 +83,47 @@ def scraped() -> frozenset[str]:
             etcd.kill(0)  # Failed requests have no counter before the first.
             url = f"http://127.0.0.1:{ports[1]}/metrics"
             until(lambda: "ckptd_etcd_failed_requests_total" in _get(url), "a failed request to etcd")
-            text = _get(url) + of_etcd
+            made = Scrape(_get(url), _get(url, OPEN_METRICS), _get(url), of_etcd)
             client.close()
-    return frozenset(re.findall(r"^# TYPE (\S+) ", text, re.MULTILINE))
+    return made
 
 
-def _get(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=30) as answer:
+def scraped() -> set[str]:
+    return set(re.findall(r"^# TYPE (\S+) ", scrape().text + scrape().of_etcd, re.MULTILINE))
+
+
+def _get(url: str, content_type: str = PROMETHEUS_TEXT) -> str:
+    request = urllib.request.Request(url, headers={"Accept": content_type})
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        assert answer.headers["Content-Type"].startswith(content_type)
         text: str = answer.read().decode()
     return text
+
+
+def series_of(families: Iterable[Metric]) -> set[tuple[str, ...]]:
+    """By name and labels. The bounds of buckets as numbers: `1` and `1.0` are the same."""
+    samples = (sample for family in families for sample in family.samples)
+    return {
+        (sample.name, *sorted(f"{key}={float(text) if key == 'le' else text}" for key, text in sample.labels.items()))
+        for sample in samples
+    }
+
+
+def test_open_metrics_have_the_series_of_prometheus_text_and_their_starts() -> None:
+    families = list(open_metrics_parser.text_string_to_metric_families(scrape().open_metrics))
+    served = series_of(families)
+    starts = {one for one in served if one[0].endswith("_created")}
+    before = series_of(text_parser.text_string_to_metric_families(scrape().text))
+    after = series_of(text_parser.text_string_to_metric_families(scrape().later_text))
+    assert ("ckptd_etcd_request_seconds_bucket", "le=inf") in before
+    assert before <= served - starts <= after, "a series may begin meanwhile"
+    types = {family.name: (family.type, family.unit) for family in families}
+    assert types["ckptd_written_bytes"] == ("counter", "bytes")
+    assert types["ckptd_save_stall_seconds"] == ("histogram", "seconds")
+    assert types["ckptd_build"] == ("info", "")
+    values = {sample.name: sample.value for family in families for sample in family.samples}
+    assert "ckptd_written_bytes_created" in values
+    assert {values[name] for name, *_ in starts} == {values["ckptd_start_time_seconds"]}
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
