@@ -17,8 +17,8 @@ namespace ckptd {
 
 class HttpServer {
  public:
-  // Renders the metrics in the format that the request asks for. Runs on the server's thread, one request at a time; may block for a few seconds. An
-  // error becomes a 503 with its message.
+  // Renders the metrics in the format that the request asks for. Runs on the server's thread, one request at a
+  // time; may block for a few seconds. An error becomes a 503 with its message.
   using Handler = std::function<absl::StatusOr<std::string>(MetricsFormat)>;
 
   struct Options {

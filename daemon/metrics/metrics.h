@@ -1,5 +1,5 @@
-// The daemon's metrics in the text formats of Prometheus and OpenMetrics. Counters count events as they happen; gauges are read from
-// the daemon's status at each scrape. docs/operations.md has the table of names.
+// The daemon's metrics in the text formats of Prometheus and OpenMetrics. Counters count events as they happen;
+// gauges are read from the daemon's status at each scrape. docs/operations.md has the table of names.
 #ifndef CKPTD_DAEMON_METRICS_METRICS_H_
 #define CKPTD_DAEMON_METRICS_METRICS_H_
 
