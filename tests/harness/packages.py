@@ -13,9 +13,10 @@ SDK = REPOSITORY / "dist/sdk"
 DATE = 1767225600  # 2026-01-01.
 
 
-def build_package(
+def build_packages(
     kind: str, out: pathlib.Path, version: str = VERSION, checkout: pathlib.Path = REPOSITORY
-) -> pathlib.Path:
+) -> list[pathlib.Path]:
+    """One file, but of the kind rpm: ckptd, ckptd-devel and ckptd-libs."""
     out.mkdir(exist_ok=True)
     command = [
         *(REPOSITORY / "tools/packaging/build_packages.py", f"--wheel={WHEEL}", f"--sdk={SDK}"),
@@ -24,7 +25,14 @@ def build_package(
     ]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    return pathlib.Path(done.stdout.strip())
+    return [pathlib.Path(line) for line in done.stdout.splitlines()]
+
+
+def build_package(
+    kind: str, out: pathlib.Path, version: str = VERSION, checkout: pathlib.Path = REPOSITORY
+) -> pathlib.Path:
+    """That with the daemon, if there are several."""
+    return build_packages(kind, out, version, checkout)[0]
 
 
 def install_commands(way: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pathlib
 import shutil
@@ -15,6 +16,8 @@ import sdk_programs
 from harness import Daemon, packages, tags, temporary_folder
 
 MULTIARCH = "lib/x86_64-linux-gnu"
+needs_cmake = pytest.mark.skipif(shutil.which("cmake") is None, reason="cmake is not installed")
+needs_rpmbuild = pytest.mark.skipif(shutil.which("rpmbuild") is None, reason="rpmbuild is not installed")
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +40,19 @@ def tarball(folder: pathlib.Path) -> pathlib.Path:
     with tarfile.open(packages.build_package("tarball", folder)) as archive:
         archive.extractall(folder)
     return folder / f"ckptd-{packages.VERSION}"
+
+
+@pytest.fixture(scope="module")
+def fedora(folder: pathlib.Path) -> pathlib.Path:
+    """The folder /usr of a system on which the RPMs of the library are unpacked."""
+    for rpm in packages.build_packages("rpm", folder)[1:]:
+        with rpm.open("rb") as file:
+            unpacked = subprocess.run(
+                ["rpm2archive", "-"], stdin=file, check=True, capture_output=True, timeout=60
+            )
+        with tarfile.open(fileobj=io.BytesIO(unpacked.stdout)) as archive:
+            archive.extractall(folder / "fedora")
+    return folder / "fedora/usr"
 
 
 @pytest.fixture
@@ -72,12 +88,38 @@ def test_example_of_the_debian_package_is_compiled_with_its_files(
     train_twice(str(tmp_path / "train"), debian / MULTIARCH, daemon)
 
 
-@pytest.mark.skipif(shutil.which("cmake") is None, reason="cmake is not installed")
+@needs_cmake
 def test_cmake_finds_the_files_of_the_debian_package(
     debian: pathlib.Path, tmp_path: pathlib.Path, daemon: Daemon
 ) -> None:
     program = sdk_programs.compile_with_cmake(tmp_path / "example", debian)
     train_twice(program, debian / MULTIARCH, daemon)
+
+
+@needs_rpmbuild
+def test_example_of_the_rpms_is_compiled_with_their_files(
+    fedora: pathlib.Path, tmp_path: pathlib.Path, daemon: Daemon
+) -> None:
+    """In the command of docs/install.md, where the RPMs are unpacked."""
+    install, compile_it = packages.install_commands("rpm_cpp")
+    names = {pathlib.PurePath(word).name for word in install.split() if word.endswith(".rpm")}
+    assert names == {path.name for path in fedora.parents[1].glob("ckptd-[a-z]*.rpm")}
+    command = compile_it.replace("/usr/share/", f"{fedora}/share/")
+    assert command != compile_it
+    environment = {**os.environ, "PKG_CONFIG_PATH": str(fedora / "lib64/pkgconfig")}
+    sdk_programs.run("bash", "-ec", command, cwd=tmp_path, env=environment)
+    train_twice(str(tmp_path / "train"), fedora / "lib64", daemon)
+
+
+@needs_cmake
+@needs_rpmbuild
+def test_cmake_finds_the_files_of_the_rpms(
+    fedora: pathlib.Path, tmp_path: pathlib.Path, daemon: Daemon
+) -> None:
+    """Debian's CMake looks for no lib64, Fedora's does."""
+    place = f"-Dckptd_DIR={fedora / 'lib64/cmake/ckptd'}"
+    program = sdk_programs.compile_with_cmake(tmp_path / "example", fedora, [place])
+    train_twice(program, fedora / "lib64", daemon)
 
 
 def test_example_of_the_tarball_is_compiled_with_its_files(
@@ -98,7 +140,7 @@ def test_example_of_the_tarball_is_compiled_with_its_files(
     train_twice(str(tarball / "train"), tarball / "lib", daemon)
 
 
-@pytest.mark.skipif(shutil.which("cmake") is None, reason="cmake is not installed")
+@needs_cmake
 def test_cmake_finds_the_files_of_the_tarball(
     tarball: pathlib.Path, tmp_path: pathlib.Path, daemon: Daemon
 ) -> None:

@@ -89,10 +89,11 @@ def test_two_builds_give_the_same_bytes(
         monkeypatch.setenv(name, value)
     umask = os.umask(0o077)
     try:
-        again = packages.build_package(kind, tmp_path / "out")
+        again = packages.build_packages(kind, tmp_path / "out")
     finally:
         os.umask(umask)
-    assert again.read_bytes() == built[kind].read_bytes()
+    assert built[kind].name == again[0].name
+    assert [path.name for path in again if path.read_bytes() != (built.folder / path.name).read_bytes()] == []
 
 
 @pytest.mark.skipif(shutil.which("lintian") is None, reason="lintian is not installed")
@@ -139,6 +140,49 @@ def test_tarball_has_the_files_of_the_debian_packages(
     overrides = {"share/lintian/overrides/ckptd", "share/lintian/overrides/libckptd-client0"}
     assert installed - set(tarball) == {"share/doc/ckptd/changelog", "share/doc/ckptd/copyright", *overrides}
     assert set(tarball) - installed == {"share/doc/ckptd/LICENSE"}
+
+
+def of_rpm(built: Built, name: str, query: str) -> set[str]:
+    path = built["rpm"].with_name(f"{name}-{packages.VERSION}-1.x86_64.rpm")
+    done = subprocess.run(["rpm", "-qp", query, path], check=True, capture_output=True, text=True, timeout=60)
+    return set(done.stdout.splitlines())
+
+
+@needs_rpmbuild
+@pytest.mark.parametrize("rpm, deb", [("ckptd-libs", "libckptd-client0"), ("ckptd-devel", "libckptd-dev")])
+def test_rpms_of_the_library_have_the_files_of_the_debian_packages(
+    built: Built, rpm: str, deb: str
+) -> None:
+    """Each where its distribution wants it. The licence of ckptd itself is among Debian's common ones."""
+    kind = {"libckptd-client0": "library", "libckptd-dev": "development"}[deb]
+    paths = {member.name.removeprefix(".") for member in members_of(built[kind]) if not member.isdir()}
+    placed = {path.replace("/lib/x86_64-linux-gnu/", "/lib64/").replace(f"/doc/{deb}/", f"/doc/{rpm}/") for path in paths}
+    own = {f"/usr/share/doc/{rpm}/copyright", f"/usr/share/doc/{rpm}/changelog.gz", f"/usr/share/lintian/overrides/{deb}"}
+    files = of_rpm(built, rpm, "--list")
+    folders = {path for path in files if any(other.startswith(f"{path}/") for other in files)}
+    assert files - folders - {f"/usr/share/doc/{rpm}/LICENSE"} == placed - own
+
+
+@needs_rpmbuild
+@pytest.mark.parametrize("rpm", ["ckptd", "ckptd-libs", "ckptd-devel"])
+def test_rpm_has_the_folders_that_its_removal_removes_and_no_others(built: Built, rpm: str) -> None:
+    """Those of ckptd. What is above them is of the distribution's own packages."""
+    files = of_rpm(built, rpm, "--list")
+    folders = {path for path in files if any(other.startswith(f"{path}/") for other in files)}
+    above = {str(folder) for path in files for folder in pathlib.PurePath(path).parents}
+    assert folders == {path for path in above if "ckptd" in path} != set()
+
+
+@needs_rpmbuild
+def test_rpms_say_what_the_library_needs_and_provides(built: Built) -> None:
+    """libc and libstdc++ by the versions of their symbols, which rpmbuild has read from the library."""
+    needs, provides = of_rpm(built, "ckptd-libs", "--requires"), of_rpm(built, "ckptd-libs", "--provides")
+    assert {"libc.so.6(GLIBC_2.34)(64bit)", "libstdc++.so.6(GLIBCXX_3.4.30)(64bit)"} <= needs
+    assert not {"libc.so.6(GLIBC_2.35)(64bit)", "libstdc++.so.6(GLIBCXX_3.4.31)(64bit)"} & needs
+    assert "libckptd_client.so.0()(64bit)" in provides
+    of_devel = {each for each in of_rpm(built, "ckptd-devel", "--requires") if not each.startswith("rpmlib(")}
+    assert of_devel == {f"ckptd-libs(x86-64) = {packages.VERSION}-1"} <= provides
+    assert f"pkgconfig(ckptd) = {packages.VERSION}" in of_rpm(built, "ckptd-devel", "--provides")
 
 
 def test_bill_of_materials_names_each_linked_library_with_its_licence(
@@ -253,5 +297,8 @@ def test_install_page_has_a_way_for_every_package() -> None:
     ).stdout
     listed = re.search(r"KIND +of ([\w, ]+); default: all", " ".join(kinds.split()))
     page = (packages.REPOSITORY / "docs/install.md").read_text()
-    assert listed and set(re.findall(r"<!-- install: (\w+) -->", page)) == {*listed[1].split(", "), "wheel", "tarball_cpp"}
-    assert set(re.findall(r"ckptd[-_](\d[\d.]*\d)[-_]", page)) == {packages.VERSION}
+    assert listed and set(re.findall(r"<!-- install: (\w+) -->", page)) == {
+        *(*listed[1].split(", "), "wheel"),
+        *("tarball_cpp", "rpm_cpp"),
+    }
+    assert set(re.findall(r"ckptd(?:-[a-z]+\d?)?[-_](\d[\d.]*\d)[-_]", page)) == {packages.VERSION}

@@ -18,6 +18,7 @@ import image
 import rpm
 import tarball
 
+# Each makes one file, but rpm: it makes one for each package of its spec.
 KINDS = {
     "deb": lambda package, checkout, out: deb.build(package, checkout / "deploy/debian", out),
     "development": lambda package, checkout, out: client_debs.build_development(package, out),
@@ -49,7 +50,8 @@ def main() -> None:
     date = datetime.datetime.fromtimestamp(args.date, datetime.timezone.utc)
     package = contents.collect(args.wheel, args.sdk, args.checkout, args.version, date)
     for kind in args.kinds or KINDS:
-        print(KINDS[kind](package, args.checkout, args.out))
+        made = KINDS[kind](package, args.checkout, args.out)
+        print(*(made if isinstance(made, list) else [made]), sep="\n")
 
 
 if __name__ == "__main__":

@@ -27,6 +27,8 @@ FILES = {
     "library": "libckptd-client0_{0}_amd64.deb",
     "development": "libckptd-dev_{0}_amd64.deb",
     "rpm": "ckptd-{0}-1.x86_64.rpm",
+    "rpm_libs": "ckptd-libs-{0}-1.x86_64.rpm",
+    "rpm_devel": "ckptd-devel-{0}-1.x86_64.rpm",
     "tarball": "ckptd-{0}-linux-x86_64.tar.gz",
     "image": "ckptd-{0}-oci.tar",
 }
@@ -57,7 +59,7 @@ def checkout_mistakes(checkout: pathlib.Path, version: str) -> Iterator[str]:
             f" wheel: tests/compat/record.py tests/compat/data/{version}"
         )
     page = (checkout / "docs/install.md").read_text()
-    if others := set(re.findall(r"ckptd[-_:](\d+\.\d+\.\d+)", page)) - {version}:
+    if others := set(re.findall(r"ckptd(?:-[a-z]+\d?)?[-_:](\d+\.\d+\.\d+)", page)) - {version}:
         yield f"docs/install.md names the versions {', '.join(sorted(others))}; it is {version}"
 
 
@@ -101,6 +103,11 @@ def of_rpm(path: pathlib.Path, version: str) -> tuple[str, dict[str, bytes]]:
         return output_of("rpm", "-qp", "--queryformat=%{VERSION}", path), members(archive, prefix)
 
 
+def of_client_rpm(path: pathlib.Path, version: str) -> tuple[str, dict[str, bytes]]:
+    """It has none of the programs."""
+    return output_of("rpm", "-qp", "--queryformat=%{VERSION}", path), {}
+
+
 def of_tarball(path: pathlib.Path, version: str) -> tuple[str, dict[str, bytes]]:
     with tarfile.open(path) as archive:
         (top,) = {name.partition("/")[0] for name in archive.getnames()}
@@ -130,6 +137,8 @@ READERS: dict[str, Callable[[pathlib.Path, str], tuple[str, dict[str, bytes]]]] 
     "library": of_client_deb,
     "development": of_client_deb,
     "rpm": of_rpm,
+    "rpm_libs": of_client_rpm,
+    "rpm_devel": of_client_rpm,
     "tarball": of_tarball,
     "image": of_image,
 }

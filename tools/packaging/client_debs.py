@@ -73,13 +73,8 @@ def documents(package: Package, name: str) -> dict[str, File]:
 
 
 def build_library(package: Package, folder: pathlib.Path) -> pathlib.Path:
-    shown = ("third_party/", "ckptd.spdx.json")
-    licences = {
-        f"usr/share/doc/{LIBRARY}{path.removeprefix(DOCUMENTS)}": file
-        for path, file in package.files.items()
-        if path.removeprefix(f"{DOCUMENTS}/").startswith(shown)
-    }
-    files = package.library(LIBDIR) | documents(package, LIBRARY) | licences
+    files = package.library(LIBDIR) | documents(package, LIBRARY)
+    files |= package.linked_in(f"usr/share/doc/{LIBRARY}")
     files[f"usr/share/lintian/overrides/{LIBRARY}"] = File(OVERRIDES.encode())
     dpkg = {
         "DEBIAN/control": deb.control(package, LIBRARY_CONTROL, files),

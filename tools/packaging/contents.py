@@ -81,6 +81,16 @@ class Package(NamedTuple):
         }
         return files | {f"usr/{path}": File(b"", link=target) for path, target in sdk.links(libdir).items()}
 
+    def linked_in(self, documents: str) -> dict[str, File]:
+        """The bill of materials and the licences, where `documents` is those of another package than ckptd."""
+        names = {path: path.removeprefix(f"{DOCUMENTS}/") for path in self.files}
+        shown = ("third_party/", "ckptd.spdx.json")
+        return {
+            f"{documents}/{names[path]}": file
+            for path, file in self.files.items()
+            if names[path].startswith(shown)
+        }
+
 
 def from_wheel(wheel: pathlib.Path, date: datetime.datetime) -> tuple[dict[str, File], dict[str, str]]:
     """The programs with the bill of materials, and the licences of what is linked into them."""

@@ -1,4 +1,4 @@
-"""The RPM: the files of contents.py with deploy/rpm's scripts, by rpmbuild."""
+"""The RPMs of deploy/rpm/ckptd.spec, by rpmbuild: ckptd, and the C++ library in ckptd-libs and ckptd-devel."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ PLACES = {
     "lib/systemd/": "usr/lib/systemd/",
     "usr/share/zsh/vendor-completions/": "usr/share/zsh/site-functions/",
 }
+LIBDIR = "lib64"
 
 
 def placed(path: str) -> str:
@@ -25,22 +26,44 @@ def placed(path: str) -> str:
     return path
 
 
-def listing(package: Package, files: dict[str, File]) -> str:
-    lines = [f"%dir %attr(755, root, root) /{folder}" for folder in ("etc/ckptd", DOCUMENTS)]
+def library_files(package: Package) -> dict[str, File]:
+    # rpmbuild finds what a library needs and provides only if it is executable, as libraries are on Fedora.
+    library = {path: file._replace(mode=0o755) for path, file in package.library(LIBDIR).items()}
+    folder = "usr/share/doc/ckptd-libs"
+    licence = {f"{folder}/LICENSE": package.files[f"{DOCUMENTS}/LICENSE"]}
+    return library | package.linked_in(folder) | licence
+
+
+def files_of(package: Package) -> dict[str, dict[str, File]]:
+    """By the name of a package in the spec."""
+    return {
+        "daemon": {placed(path): file for path, file in compressed(package.files).items()},
+        "libs": library_files(package),
+        "devel": package.development(LIBDIR, "share/doc/ckptd-devel"),
+    }
+
+
+def listing(files: dict[str, File], configuration: list[str]) -> str:
+    """Files, and the folders that no other package has."""
+    parents = {parent for path in files for parent in pathlib.PurePath(path).parents}
+    own = sorted(str(folder) for folder in parents if any("ckptd" in part for part in folder.parts))
+    lines = [f"%dir %attr(755, root, root) /{folder}" for folder in own]
     for path, file in files.items():
-        kind = "%config(noreplace) " if path in package.configuration else ""
-        lines.append(f"{kind}%attr({file.mode:o}, root, root) /{path}")
+        kind = "%config(noreplace) " if path in configuration else ""
+        mode = "-" if file.link else f"{file.mode:o}"
+        lines.append(f"{kind}%attr({mode}, root, root) /{path}")
     return "\n".join(lines) + "\n"
 
 
-def build(package: Package, spec: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
+def build(package: Package, spec: pathlib.Path, folder: pathlib.Path) -> list[pathlib.Path]:
+    """Returns the package of the daemon, and after it those of the library."""
     if shutil.which("rpmbuild") is None:
         sys.exit("rpm.py: rpmbuild is not installed; install Debian's package rpm, or name the other kinds")
-    files = {placed(path): file for path, file in compressed(package.files).items()}
     with tempfile.TemporaryDirectory(prefix="ckptd-rpm-") as temporary:
         top = pathlib.Path(temporary)
-        write_tree(files, top / "tree")
-        (top / "listing").write_text(listing(package, files))
+        for name, files in files_of(package).items():
+            write_tree(files, top / "tree")
+            (top / f"listing-{name}").write_text(listing(files, package.configuration))
         macros = {
             "_topdir": f"{top}/build",
             "package_version": package.version,
@@ -59,7 +82,8 @@ def build(package: Package, spec: pathlib.Path, folder: pathlib.Path) -> pathlib
         command = ["rpmbuild", "-bb", "--quiet", "--target=x86_64", *defined, str(spec)]
         environment = {**os.environ, "SOURCE_DATE_EPOCH": str(package.timestamp), "HOME": temporary}
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment, timeout=600)
-        (built,) = (top / "build/RPMS").rglob("*.rpm")
-        target = folder / built.name
-        target.write_bytes(built.read_bytes())
-    return target
+        built = sorted((top / "build/RPMS").rglob("*.rpm"))
+        targets = [folder / path.name for path in built]
+        for path, target in zip(built, targets):
+            target.write_bytes(path.read_bytes())
+    return targets
