@@ -99,10 +99,30 @@ def test_unit_with_network_to_etcd_exposes_nothing_else(unit: pathlib.Path) -> N
     assert lines == set(reasons())
 
 
-def test_unit_reaches_no_other_machine_without_the_drop_in() -> None:
+@needs_systemd
+def test_unit_with_network_to_buckets_exposes_nothing_else(unit: pathlib.Path) -> None:
+    drop_in = (DEPLOY / "systemd" / "ckptd.service.d" / "upload.conf").read_text()
+    unit.write_text(unit.read_text().split("[Install]")[0] + drop_in)
+    assert verify(unit) == ""
+    level, lines = exposure(unit)
+    assert level <= 2.8
+    assert lines == set(reasons())
+
+
+def test_unit_reaches_no_other_machine_without_a_drop_in() -> None:
     assert keys("ckptd.service")["IPAddressDeny"] == "any"
     assert keys("ckptd.service")["IPAddressAllow"] == "localhost"
     assert "AF_INET6" in keys("ckptd.service.d/cluster.conf")["RestrictAddressFamilies"]
+    assert "AF_INET6" in keys("ckptd.service.d/upload.conf")["RestrictAddressFamilies"]
+    assert keys("ckptd.service.d/upload.conf")["IPAddressAllow"] == "any"
+
+
+def test_packages_have_every_drop_in_where_the_documents_say() -> None:
+    packaged = set(re.findall(r"/examples/([\w./-]+)\"", (ROOT / "tools/packaging/contents.py").read_text()))
+    assert {path.name for path in (DEPLOY / "systemd/ckptd.service.d").iterdir()} <= packaged
+    pages = "".join(page.read_text() for page in (ROOT / "docs").glob("*.md"))
+    named = set(re.findall(r"/usr/share/doc/ckptd/examples/([\w./-]+)", pages))
+    assert {"cluster.conf", "upload.conf"} <= named <= packaged | {"cpp/train.cc"}
 
 
 def test_unit_stop_timeout_exceeds_drain_timeout() -> None:

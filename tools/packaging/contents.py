@@ -41,6 +41,7 @@ FROM_CHECKOUT = {
     "deploy/systemd/ckptd.service": "lib/systemd/system/ckptd.service",
     "deploy/systemd/ckptd.service.d/cluster.conf": f"{DOCUMENTS}/examples/cluster.conf",
     "deploy/systemd/ckptd.service.d/metrics-socket.conf": f"{DOCUMENTS}/examples/metrics-socket.conf",
+    "deploy/systemd/ckptd.service.d/upload.conf": f"{DOCUMENTS}/examples/upload.conf",
     "deploy/systemd/sysctl.d/ckptd.conf": "etc/sysctl.d/ckptd.conf",
     "deploy/systemd/sysusers.d/ckptd.conf": "usr/lib/sysusers.d/ckptd.conf",
     "deploy/systemd/tmpfiles.d/ckptd.conf": "usr/lib/tmpfiles.d/ckptd.conf",
