@@ -75,6 +75,7 @@ def train(
     steps: int,
     save_every: int,
     after_save: Callable[[int], None] = lambda step: None,
+    tell: Callable[[str], None] = lambda line: None,
 ) -> List[Tuple[int, float]]:
     """Resumes, trains up to a step, and saves. Returns (step, loss) of each step that it trained."""
     set_deterministic(SEED)
@@ -83,9 +84,11 @@ def train(
     last = ckptd.dcp.latest(root)
     if last:
         dcp.load({"training": training}, checkpoint_id=last)
+        tell(f"goes on from {last}")
     losses, saved = [], None
     while training.step < steps:
         losses.append((training.step + 1, training.train_step()))
+        tell(f"step {training.step}: loss {losses[-1][1]:.4f}")
         if training.step % save_every == 0:
             saved = dcp.async_save({"training": training}, checkpoint_id=f"{root}/step-{training.step}")
             after_save(training.step)
@@ -101,9 +104,12 @@ def main() -> None:
     parser.add_argument("--save_every", type=int, default=10, help="steps between saves")
     options = parser.parse_args()
     dist.init_process_group("gloo")
-    for step, loss in train(options.root, Gpt, options.steps, options.save_every):
+
+    def tell(line: str) -> None:
         if dist.get_rank() == 0:
-            print(f"step {step}: loss {loss:.4f}", flush=True)
+            print(line, flush=True)
+
+    train(options.root, Gpt, options.steps, options.save_every, tell=tell)
     dist.destroy_process_group()
 
 

@@ -125,16 +125,19 @@ def test_scripts_of_the_recipe_run_with_the_line_on_the_cpu(launch, alone, root)
     assert loaded[0] == saved[0] == single
 
 
-def test_example_runs_under_torchrun(daemon, root):
+def test_example_tells_each_step_under_torchrun_and_from_where_it_goes_on(daemon, root):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=1", "-m"]
+    command += ["examples.training.train_fsdp", f"--root={root}", "--save_every=1"]
+    environment = {**os.environ, "CKPTD_ENDPOINT": daemon.endpoint}
+    # It would train for long: what it has done must be known while it runs.
+    with subprocess.Popen([*command, "--steps=100000"], cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as job:
+        try:
+            assert job.stdout.readline().startswith("step 1: loss ")
+            until(lambda: os.path.exists(f"{root}/step-1/.ckptd/manifest"), "the commit")
+        finally:
+            job.terminate()  # torchrun ends its processes.
     done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=1", "-m"]
-        + ["examples.training.train_fsdp", f"--root={root}", "--steps=1", "--save_every=1"],
-        cwd=ROOT,
-        env={**os.environ, "CKPTD_ENDPOINT": daemon.endpoint},
-        capture_output=True,
-        text=True,
-        timeout=240,
+        [*command, "--steps=1"], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240
     )
     assert done.returncode == 0, done.stderr
-    assert "step 1: loss" in done.stdout
-    until(lambda: os.path.exists(f"{root}/step-1/.ckptd/manifest"), "the commit")
+    assert done.stdout.startswith(f"goes on from {root}/step-")
