@@ -125,6 +125,9 @@ TEST(JoinChunksTest, MissingElementIsNamed) {
   AppendBox({4, 4}, {0, 2}, {3, 2}, false, files);
   EXPECT_EQ(ErrorOf({4, 4}, files), "no chunk has its element 14");
   EXPECT_EQ(ErrorOf({4, 4}, Files()), "no chunk has its element 0");
+  Files same_twice;  // As many elements as the tensor has.
+  for (int i = 0; i < 2; ++i) AppendBox({4}, {2}, {2}, false, same_twice);
+  EXPECT_EQ(ErrorOf({4}, same_twice), "no chunk has its element 0");
 }
 
 TEST(JoinChunksTest, ElementInTwoChunksIsNamed) {
