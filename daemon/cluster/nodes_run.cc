@@ -95,11 +95,15 @@ void NodesRun::Opened(const SharedFilesIo::RunOfRoot& root) {
   const auto why = [this] { return WhyUnregistered(); };
   ledger_ = std::make_unique<NodesLedger>(
       etcd_, clock_,
-      NodesLedger::Options{options_.cluster_prefix, prefix_, run_id, options_.path, options_.patience, why,
-                           [this] { return CheckUse(); },
-                           [this](const SettingKeys::Policy& policy, Ledger::Answer<absl::Status> set) {
-                             settings_->SetRetention(policy, std::move(set));
-                           }});
+      NodesLedger::Options{
+          options_.cluster_prefix, prefix_, run_id, options_.path, options_.patience, why,
+          [this] { return CheckUse(); },
+          [this](const SettingKeys::Policy& policy, Ledger::Answer<absl::Status> set) {
+            settings_->SetRetention(policy, std::move(set));
+          },
+          [this](int64_t attempt, const storage::v1::UploadRecord& policy, Ledger::Answer<absl::Status> set) {
+            uploads_->SetPolicy(attempt, policy, std::move(set));
+          }});
   calls_ = std::make_unique<LedgerCalls>(clock_, absl::StrCat("run ", run), why);
   resume_ =
       std::make_unique<NodesResume>(etcd_, clock_, ledger_.get(), NodesResume::Options{prefix_, run, why});
@@ -126,6 +130,9 @@ void NodesRun::Opened(const SharedFilesIo::RunOfRoot& root) {
                           CoordinatorRequests::Done done) { Serve(request, std::move(done)); },
           .has_coordinator = [this] { return election_ != nullptr && election_->has_leader(); },
           .ended = [this](const absl::Status& refused) { over_ = refused; }});
+  uploads_ =
+      std::make_unique<UploadKeys>(etcd_, clock_, UploadKeys::Options{prefix_, run, options_.patience, why},
+                                   [this](const absl::Status& refused) { over_ = refused; });
 }
 
 void NodesRun::Start(Hooks hooks) {
@@ -174,6 +181,7 @@ void NodesRun::GoOnWithRegistration() {
   damages_->SetNode(&*node_);
   settings_->SetNode(&*node_);
   requests_->SetNode(&*node_);
+  uploads_->SetNode(&*node_);
   election_ = std::make_unique<RunCoordinator>(
       etcd_, clock_, RunCoordinator::Options{prefix_, *node_, options_.path},
       [this](const RunCoordinator::Leadership& leadership) { OnLeadership(leadership); },
@@ -207,6 +215,7 @@ void NodesRun::EndRegistration() {
   damages_->SetNode(nullptr);
   settings_->SetNode(nullptr);
   requests_->SetNode(nullptr);
+  uploads_->SetNode(nullptr);
   calls_->SetRegistered(false);
 }
 
@@ -322,6 +331,7 @@ void NodesRun::OnTick() {
   damages_->OnTick();
   settings_->OnTick();
   requests_->OnTick();
+  uploads_->OnTick();
   if (coordinator_ != nullptr) coordinator_->OnTick();
   if (evictions_ != nullptr) evictions_->OnTick();
   if (counter_ != nullptr) counter_->OnTick();
@@ -400,6 +410,8 @@ void NodesRun::OnLeadership(const RunCoordinator::Leadership& leadership) {
   counter_ = std::make_unique<UseCounter>(
       etcd_, clock_, UseCounter::Options{prefix_, UsesOfOwner() + root_.id, options_.path, leadership.held});
   requests_->SetLeadership(&leadership.held);
+  uploads_->SetLeadership(&leadership.held);
+  term_over_ = std::make_shared<std::atomic<bool>>(false);
   coordinator_->Start();
   EndRemovals();
   hooks_.leadership_changed();
@@ -473,6 +485,9 @@ void NodesRun::DropLeadership() {
   coordinator_over_ = false;
   if (coordinator_ == nullptr) return;
   requests_->SetLeadership(nullptr);
+  uploads_->SetLeadership(nullptr);
+  term_over_->store(true);
+  term_over_ = nullptr;
   coordinator_ = nullptr;
   evictions_ = nullptr;
   counter_ = nullptr;
@@ -620,6 +635,45 @@ void NodesRun::RunDue() {
   }
   std::erase_if(later_, [now](const auto& look) { return now >= look.first; });
   for (auto& look : due) look();
+}
+
+// ---- uploads
+
+namespace {
+
+SharedUploads::Known AsKnown(const UploadKeys::Known& known) {
+  return {known.record.record(), known.record.counted_through(), known.policy.policy(),
+          known.policy.attempt()};
+}
+
+}  // namespace
+
+SharedUploads::Known NodesRun::Shown() const { return AsKnown(uploads_->shown()); }
+
+void NodesRun::Read(absl::AnyInvocable<void(absl::StatusOr<Known>)> read) {
+  uploads_->Read([read = std::move(read)](const absl::StatusOr<UploadKeys::Known>& known) mutable {
+    if (!known.ok()) return read(known.status());
+    read(AsKnown(*known));
+  });
+}
+
+void NodesRun::Write(const storage::v1::UploadRecord& record, int64_t counted_through,
+                     absl::AnyInvocable<void(absl::Status)> written) {
+  ledger::v1::RunUploads uploads;
+  *uploads.mutable_record() = record;
+  uploads.set_counted_through(counted_through);
+  if (coordinator_ != nullptr) return uploads_->Write(uploads, std::move(written));
+  options_.post(callbacks_.Guard(
+      [written = std::move(written),
+       error = NotCoordinator("upload its checkpoints", options_.path)]() mutable { written(error); }));
+}
+
+// A process that was paused asks this before it sends anything: the lease may have ended meanwhile.
+std::function<bool()> NodesRun::StillCoordinates() const {
+  const std::shared_ptr<const LeaseEnd> lease = node_ ? node_->lease_end : nullptr;
+  return [over = term_over_, lease] {
+    return over != nullptr && !over->load() && (lease == nullptr || !lease->IsOver());
+  };
 }
 
 // ---- readers

@@ -2,6 +2,7 @@
 #ifndef CKPTD_DAEMON_CLUSTER_NODES_RUN_H_
 #define CKPTD_DAEMON_CLUSTER_NODES_RUN_H_
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -27,11 +28,13 @@
 #include "daemon/cluster/node/nodes_resume.h"
 #include "daemon/cluster/node/reader_keys.h"
 #include "daemon/cluster/node/setting_keys.h"
+#include "daemon/cluster/node/upload_keys.h"
 #include "daemon/cluster/node/use_counter.h"
 #include "daemon/cluster/nodes_root_io.h"
 #include "daemon/cluster/saves_over_registrations.h"
 #include "daemon/engine/seams/authority.h"
 #include "daemon/engine/seams/shared_files_io.h"
+#include "daemon/engine/seams/shared_uploads.h"
 #include "daemon/etcd/backoff.h"
 #include "daemon/etcd/etcd.h"
 #include "daemon/etcd/etcd_mirror.h"
@@ -48,7 +51,7 @@ namespace ckptd {
 // begins it anew, and continues the saves that have not ended (what was admitted and not sealed is lost
 // then). If a part of it cannot go on, it asks for a new registration: what was promised in the name of the
 // present one would still count, and a part that began anew in the same name would not know it.
-class NodesRun : public Authority, public NodesReading {
+class NodesRun : public Authority, public NodesReading, public SharedUploads {
  public:
   struct Options {
     std::string cluster_prefix;  // Of all keys of ckptd in this etcd, with the slash at its end.
@@ -113,6 +116,7 @@ class NodesRun : public Authority, public NodesReading {
   std::string name() const override { return "etcd"; }
   bool may_span_nodes() const override { return true; }
   Ledger* ledger() override { return ledger_.get(); }  // Once the root is open.
+  SharedUploads* uploads() override { return this; }
   bool coordinates() const override { return coordinator_ != nullptr && !coordinator_over_; }
   void SetIdle(bool idle) override { idle_ = idle; }
   bool may_close() const override;
@@ -150,6 +154,14 @@ class NodesRun : public Authority, public NodesReading {
   void SetPinned(const std::string& tag, int64_t sequence, bool pinned, Callback<absl::Status> set) override {
     settings_->SetPinned(tag, sequence, pinned, std::move(set));
   }
+
+  // ---- SharedUploads. Once the root is open.
+  Known Shown() const override;
+  int64_t version() const override { return uploads_->version(); }
+  void Read(absl::AnyInvocable<void(absl::StatusOr<Known>)> read) override;
+  void Write(const storage::v1::UploadRecord& record, int64_t counted_through,
+             absl::AnyInvocable<void(absl::Status)> written) override;
+  std::function<bool()> StillCoordinates() const override;
 
  private:
   static constexpr Duration kLongestPause = std::chrono::minutes(5);
@@ -207,6 +219,7 @@ class NodesRun : public Authority, public NodesReading {
   std::unique_ptr<DamageKeys> damages_;
   std::unique_ptr<SettingKeys> settings_;
   std::unique_ptr<CoordinatorRequests> requests_;
+  std::unique_ptr<UploadKeys> uploads_;
 
   // Of the present registration.
   std::unique_ptr<RunCoordinator> election_;
@@ -224,6 +237,8 @@ class NodesRun : public Authority, public NodesReading {
   std::unique_ptr<Evictions> evictions_;
   std::unique_ptr<UseCounter> counter_;
   bool coordinator_over_ = false;
+  // Of this leadership, for other threads: true once it has ended. Null: this node does not lead.
+  std::shared_ptr<std::atomic<bool>> term_over_;
   Duration hang_ = kHang;
   std::optional<Instant> hangs_since_;  // While this node is no candidate.
   bool idle_ = false;                   // The engine has no use for the run.

@@ -53,8 +53,7 @@ void Engine::Impl::OnRootChanged(Run* run) {
 void Engine::Impl::OnJoined(Run* run, int64_t attempt, const v1::JoinRunRequest& request) {
   resumes_.OnJoined(run, attempt, request.rank());
   fetches_.OnJoined(run, attempt, request);
-  if (request.rank() == 0 && attempt >= run->active_attempt)
-    uploads_.SetPolicy(run, request.has_upload() ? &request.upload() : nullptr);
+  uploads_.OnJoined(run, attempt, request);
   ReportOrphans(run, attempt, request);
 }
 

@@ -1,5 +1,6 @@
 // Saves of a run that several nodes share, on one of them: what the other nodes hear, and what the ranks
 // hear.
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -10,6 +11,8 @@
 #include "storage/base/reasons.h"
 #include "tests/testing/engine_fixture.h"
 #include "tests/testing/fake_shared_run.h"
+#include "tests/testing/fake_shared_uploads.h"
+#include "tests/testing/fake_upload_io.h"
 
 namespace ckptd {
 namespace {
@@ -940,6 +943,63 @@ TEST_F(SharedSavesTest, CoordinatorIsAskedWhatHasBecomeOfASave) {
   EXPECT_EQ(there.get().sequence(), 7);
   EXPECT_TRUE(there.get().is_checkpoint());
   EXPECT_EQ(not_there.reason(), reason::kOutcomeDiffers);
+}
+
+// ---- uploads
+
+class SharedSavesWithUploadsTest : public SharedSavesTest {
+ protected:
+  std::unique_ptr<UploadIo> MakeUploads() override {
+    auto io = std::make_unique<FakeUploadIo>();
+    io_ = io.get();
+    return io;
+  }
+  void Tick() {
+    engine_->Tick();
+    RunQueued();
+  }
+  FakeUploadIo* io_ = nullptr;
+};
+
+TEST_F(SharedSavesWithUploadsTest, RetentionWaitsForTheUploadOfWhatItRemoves) {
+  FakeSharedUploads& etcd = nodes_->uploaded;
+  etcd.etcd.policy.set_url("s3://bucket/run");
+  etcd.etcd.policy.set_every(1);
+  nodes_->leads = true;
+  ActivateFirstAttempt();
+  for (int64_t sequence : {1, 2}) PutInRoot("step" + std::to_string(sequence), sequence);
+  LookAtRoot();
+  nodes_->hooks.newest_committed(2, KeepLast(1));
+  RunQueued();
+  EXPECT_THAT(disks_[1]->evicted, ElementsAre()) << "what is uploaded is not known";
+  Tick();
+  etcd.AnswerRead();
+  etcd.AnswerWrite();
+  Tick();
+  EXPECT_THAT(disks_[1]->evicted, ElementsAre()) << "it waits";
+  io_->EndUpload(100);
+  Tick();
+  EXPECT_THAT(disks_[1]->evicted, ElementsAre()) << "the next coordinator would not find it";
+  etcd.AnswerWrite();
+  Tick();
+  EXPECT_THAT(disks_[1]->evicted, ElementsAre("step1"));
+}
+
+TEST_F(SharedSavesWithUploadsTest, ALaunchThatResumesFromTheBucketIsRefused) {
+  v1::JoinRunRequest request;
+  request.set_root(Attach(sessions_[0]));
+  request.set_world_size(4);
+  request.set_launch_id("with upload");
+  for (int local : {0, 1}) request.add_local_ranks(local);
+  request.mutable_upload()->set_url("s3://bucket/run");
+  Answer<v1::JoinRunResponse> refused, joined;
+  engine_->JoinRun(As(sessions_[0]), request, refused.reply());
+  RunQueued();
+  EXPECT_EQ(ReasonOf(refused.status()), reason::kSharedRootUnsupported);
+  request.mutable_upload()->set_no_restore(true);
+  engine_->JoinRun(As(sessions_[0]), request, joined.reply());
+  RunQueued();
+  EXPECT_TRUE(joined.status().ok()) << joined.status();
 }
 
 }  // namespace

@@ -21,9 +21,13 @@ EtcdLease::EtcdLease(Etcd* etcd, Clock* clock, int64_t ttl_seconds, std::string 
       ttl_seconds_(ttl_seconds),
       purpose_(std::move(purpose)),
       lost_(std::move(lost)),
+      end_(std::make_shared<LeaseEnd>(clock)),
       self_(std::make_shared<EtcdLease*>(this)) {}
 
-EtcdLease::~EtcdLease() { *self_ = nullptr; }
+EtcdLease::~EtcdLease() {
+  end_->Set(Instant::min());
+  *self_ = nullptr;
+}
 
 void EtcdLease::Acquire(Etcd::Answer<int64_t> answer) {
   etcdserverpb::LeaseGrantRequest request;
@@ -45,6 +49,7 @@ void EtcdLease::Granted(Instant sent, absl::StatusOr<etcdserverpb::LeaseGrantRes
                                          " s of the lease that it gave, while ", purpose_)));
   }
   id_ = granted->id();
+  end_->Set(ends_);
   next_keep_alive_ = sent + (ends_ - sent) / kKeepAlivesInALife;
   answer(id_);
 }
@@ -89,16 +94,19 @@ void EtcdLease::KeptAlive(Instant sent, const absl::StatusOr<etcdserverpb::Lease
   if (!held()) return;
   const Instant ends = sent + std::chrono::seconds(kept->ttl());
   ends_ = std::max(ends_, ends);
+  end_->Set(ends_);
   next_keep_alive_ = sent + (ends - sent) / kKeepAlivesInALife;
 }
 
 void EtcdLease::OnLost(const absl::Status& why) {
+  end_->Set(Instant::min());
   const auto lost = std::exchange(lost_, nullptr);
   lost(why);  // It may destroy the lease.
 }
 
 void EtcdLease::Release(absl::AnyInvocable<void(absl::Status)> released) {
   lost_ = nullptr;
+  end_->Set(Instant::min());
   if (id_ == 0) return released(absl::OkStatus());
   etcdserverpb::LeaseRevokeRequest request;
   request.set_id(id_);

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "daemon/etcd/etcd.h"
+#include "daemon/etcd/lease_end.h"
 #include "storage/base/clock.h"
 
 namespace ckptd {
@@ -31,6 +32,8 @@ class EtcdLease {
   int64_t id() const { return id_; }  // 0: not acquired yet.
   // When held() becomes false if etcd does not extend the lease before; on the lease's clock.
   Instant ends() const { return ends_; }
+  // The same, for other threads; also when this object is gone.
+  std::shared_ptr<const LeaseEnd> end() const { return end_; }
   void OnTick();  // Call it at least once a second.
   // Revokes the lease now; etcd deletes its keys.
   void Release(absl::AnyInvocable<void(absl::Status)> released);
@@ -49,6 +52,7 @@ class EtcdLease {
   std::function<void(const absl::Status&)> lost_;  // Null: it has run, or must not run any more.
   int64_t id_ = 0;
   Instant ends_, next_keep_alive_;
+  const std::shared_ptr<LeaseEnd> end_;
   bool asking_ = false;  // A request to keep it alive is under way.
   absl::Status last_error_;
   std::shared_ptr<EtcdLease*> self_;  // Points to null once this object is destroyed.

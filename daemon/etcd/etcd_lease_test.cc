@@ -148,6 +148,29 @@ TEST_F(EtcdLeaseTest, FailedRequestIsMadeAgainAndAnEndedLeaseIsLostAtOnce) {
   EXPECT_FALSE(lease_.held());
 }
 
+// For other threads, which may be the first to run after the process was paused.
+TEST_F(EtcdLeaseTest, ItsEndIsKnownBeforeTheNextTickAndWhenItIsGone) {
+  EXPECT_TRUE(lease_.end()->IsOver()) << "not acquired";
+  Grant();
+  const auto end = lease_.end();
+  Advance(seconds(3));
+  AnswerKeepAlive();
+  clock_.Advance(seconds(kTtl - 1));
+  EXPECT_FALSE(end->IsOver());
+  clock_.Advance(seconds(1));
+  EXPECT_TRUE(end->IsOver());
+  auto other = std::make_unique<EtcdLease>(&etcd_, &clock_, kTtl, "living", [](const absl::Status&) {});
+  other->Acquire([](const absl::StatusOr<int64_t>&) {});
+  LeaseGrantResponse response;
+  response.set_id(8);
+  response.set_ttl(kTtl);
+  etcd_.grants.back()(response);
+  const auto other_end = other->end();
+  EXPECT_FALSE(other_end->IsOver());
+  other = nullptr;
+  EXPECT_TRUE(other_end->IsOver());
+}
+
 TEST_F(EtcdLeaseTest, ReleasedLeaseIsNotLost) {
   Grant();
   lease_.Release([](const absl::Status&) {});

@@ -429,16 +429,18 @@ absl::StatusOr<RootAccess> Daemon::OpenRoot(RootToOpen root) {
 }
 
 absl::StatusOr<RootAccess> Daemon::MakeAccess(RootToOpen root) {
+  UniqueFd directory(::fcntl(root.directory.get(), F_DUPFD_CLOEXEC, 3));
+  if (!directory) return ErrnoError(errno, absl::StrCat("duplicating the descriptor of ", root.path));
+  std::unique_ptr<UploadIo> uploads = uploads_->ForRoot(std::move(directory), root.user);
   if (shared_roots_ != nullptr && shared_roots_->IsShared(root.own_path)) {
     CKPTD_ASSIGN_OR_RETURN(std::unique_ptr<SharedFilesIo> files,
                            root_ios_->MakeShared(std::move(root.directory), std::move(root.user),
                                                  {.node = config_.cluster().node_name(),
                                                   .incarnation = context_.daemon_instance}));
-    return shared_roots_->Open(std::move(files), root.path);
+    RootAccess shared = shared_roots_->Open(std::move(files), root.path);
+    shared.uploads = std::move(uploads);
+    return shared;
   }
-  UniqueFd directory(::fcntl(root.directory.get(), F_DUPFD_CLOEXEC, 3));
-  if (!directory) return ErrnoError(errno, absl::StrCat("duplicating the descriptor of ", root.path));
-  std::unique_ptr<UploadIo> uploads = uploads_->ForRoot(std::move(directory), root.user);
   CKPTD_ASSIGN_OR_RETURN(std::unique_ptr<LocalRootIo> io,
                          root_ios_->Make(std::move(root.directory), std::move(root.user)));
   RootAccess access(std::move(io));

@@ -37,6 +37,11 @@ absl::StatusOr<std::unique_ptr<ObjectStore>> OpenS3(const std::string& bucket, D
   return MakeS3Store(options);
 }
 
+absl::Status CheckMayGoOn(const UploadIo::MayGoOn& may_go_on) {
+  if (may_go_on == nullptr || may_go_on()) return absl::OkStatus();
+  return absl::CancelledError("another node goes on with it");
+}
+
 // Runs the work on a thread that ends with it, because a thread keeps the idle priority. The caller's thread,
 // which takes locks that the engine needs, waits for it.
 template <typename T>
@@ -56,8 +61,11 @@ T AtIdlePriority(absl::AnyInvocable<T()> work) {
 struct BucketUploads::Shared {
   explicit Shared(Options given) : options(std::move(given)), rate(options.bytes_per_second) {}
 
-  absl::StatusOr<std::unique_ptr<ObjectStore>> Open(const BucketUrl& url, Duration limit = kLimit) {
-    return options.open_store(url.bucket, limit, [this] { return rate.is_stopped(); });
+  absl::StatusOr<std::unique_ptr<ObjectStore>> Open(const BucketUrl& url, Duration limit = kLimit,
+                                                    UploadIo::MayGoOn may_go_on = nullptr) {
+    return options.open_store(url.bucket, limit, [this, may_go_on = std::move(may_go_on)] {
+      return rate.is_stopped() || !CheckMayGoOn(may_go_on).ok();
+    });
   }
 
   TransferOptions Transfer(std::shared_ptr<std::atomic<int64_t>> arrived) const {
@@ -86,20 +94,26 @@ class BucketUploads::Io : public UploadIo {
     return CheckUpload(shared_->options.rights, root_->user.uid, url);
   }
 
-  void Upload(std::string url, UploadedCheckpoint checkpoint, std::shared_ptr<std::atomic<int64_t>> arrived,
+  void Upload(std::string url, UploadedCheckpoint checkpoint, MayGoOn may_go_on,
+              std::shared_ptr<std::atomic<int64_t>> arrived,
               absl::AnyInvocable<void(absl::StatusOr<int64_t>)> done) override {
     Run<absl::StatusOr<int64_t>>(
         threads_,
         [shared = shared_, root = root_, allowed = Check(url), url, checkpoint = std::move(checkpoint),
-         arrived = std::move(arrived)]() -> absl::StatusOr<int64_t> {
+         may_go_on = std::move(may_go_on), arrived = std::move(arrived)]() -> absl::StatusOr<int64_t> {
           CKPTD_RETURN_IF_ERROR(allowed);
+          CKPTD_RETURN_IF_ERROR(CheckMayGoOn(may_go_on));
           CKPTD_ASSIGN_OR_RETURN(const BucketUrl place, ParseBucketUrl(url));
           CKPTD_ASSIGN_OR_RETURN(const std::unique_ptr<FileSystem> fs, MakePosixFileSystem(root->user));
           CKPTD_ASSIGN_OR_RETURN(const ScopedHandle directory,
                                  OpenScoped(*fs, root->directory.get(), ".", OpenMode::kDirectory));
-          CKPTD_ASSIGN_OR_RETURN(const std::unique_ptr<ObjectStore> store, shared->Open(place));
+          CKPTD_ASSIGN_OR_RETURN(const std::unique_ptr<ObjectStore> store,
+                                 shared->Open(place, kLimit, may_go_on));
           TransferOptions options = shared->Transfer(arrived);
-          options.admit = [shared](int64_t bytes) { return shared->rate.Admit(bytes); };
+          options.admit = [shared, may_go_on](int64_t bytes) -> absl::Status {
+            CKPTD_RETURN_IF_ERROR(shared->rate.Admit(bytes));
+            return CheckMayGoOn(may_go_on);
+          };
           CKPTD_ASSIGN_OR_RETURN(const UploadResult result,
                                  UploadCheckpoint(*fs, directory.get(), checkpoint.tag(), *store,
                                                   place.prefix, options, checkpoint.sequence()));
@@ -108,14 +122,17 @@ class BucketUploads::Io : public UploadIo {
         std::move(done));
   }
 
-  void Remove(std::string url, UploadedCheckpoint checkpoint,
+  void Remove(std::string url, UploadedCheckpoint checkpoint, MayGoOn may_go_on,
               absl::AnyInvocable<void(absl::Status)> done) override {
     Run<absl::Status>(
         threads_,
-        [shared = shared_, allowed = Check(url), url, checkpoint = std::move(checkpoint)]() -> absl::Status {
+        [shared = shared_, allowed = Check(url), url, checkpoint = std::move(checkpoint),
+         may_go_on = std::move(may_go_on)]() -> absl::Status {
           CKPTD_RETURN_IF_ERROR(allowed);
+          CKPTD_RETURN_IF_ERROR(CheckMayGoOn(may_go_on));
           CKPTD_ASSIGN_OR_RETURN(const BucketUrl place, ParseBucketUrl(url));
-          CKPTD_ASSIGN_OR_RETURN(const std::unique_ptr<ObjectStore> store, shared->Open(place));
+          CKPTD_ASSIGN_OR_RETURN(const std::unique_ptr<ObjectStore> store,
+                                 shared->Open(place, kLimit, may_go_on));
           return RemoveUploaded(*store, place.prefix, checkpoint.tag(), checkpoint.sequence(),
                                 checkpoint.commit_time_us(),
                                 checkpoint.given_up() ? RemoveWhat::kUnfinished : RemoveWhat::kAll);

@@ -39,7 +39,7 @@ class BucketUploadsTest : public ::testing::Test {
     checkpoint.set_tag("step_1");
     checkpoint.set_sequence(1);
     return Answer<absl::StatusOr<int64_t>>([&](auto done) {
-      root_->Upload(url, checkpoint, std::make_shared<std::atomic<int64_t>>(0), std::move(done));
+      root_->Upload(url, checkpoint, may_go_on_, std::make_shared<std::atomic<int64_t>>(0), std::move(done));
     });
   }
   absl::StatusOr<UploadIo::Contents> List(const std::string& url) {
@@ -65,6 +65,7 @@ class BucketUploadsTest : public ::testing::Test {
 
   TempDir directory_;
   Inbox inbox_;
+  UploadIo::MayGoOn may_go_on_;
   std::unique_ptr<BucketUploads> uploads_;
   std::unique_ptr<UploadIo> root_;
 };
@@ -75,6 +76,15 @@ TEST_F(BucketUploadsTest, AnswersWhyACheckpointCannotBeRead) {
 
 TEST_F(BucketUploadsTest, ChecksTheRightsAtEachUpload) {
   EXPECT_EQ(ReasonOf(Upload("s3://bucket/of_others").status()), "UPLOAD_NOT_ALLOWED");
+}
+
+TEST_F(BucketUploadsTest, SendsNothingOnceAnotherNodeMayGoOn) {
+  may_go_on_ = [] { return false; };
+  EXPECT_TRUE(absl::IsCancelled(Upload("s3://bucket/run").status()));
+  const absl::Status removed = Answer<absl::Status>([&](auto done) {
+    root_->Remove("s3://bucket/run", storage::v1::UploadedCheckpoint(), may_go_on_, std::move(done));
+  });
+  EXPECT_TRUE(absl::IsCancelled(removed)) << removed;
 }
 
 TEST_F(BucketUploadsTest, AnswersWhatLiesInTheBucketAndWhyNothingIsFetched) {

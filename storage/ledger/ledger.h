@@ -37,6 +37,8 @@ class Ledger {
     std::string process;            // Of the instance; empty: unknown.
     std::string job;                // Identifies the job across its launches; empty: unknown.
     bool takeover = false;          // Fence off a launch of another job that runs.
+    // Of rank 0: what the launch uploads, for a run that several nodes share; no URL: nothing.
+    std::optional<storage::v1::UploadRecord> uploads = std::nullopt;
   };
   // Answers with the attempt of this process. A new launch gets the next number. A new process for a rank of
   // the newest launch whose process has ended gets the next number, too, and the new processes of its other

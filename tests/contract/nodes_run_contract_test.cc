@@ -416,6 +416,36 @@ class NodesRunContract : public ::testing::TestWithParam<EtcdKind> {
     }
     FAIL() << node.name << " is answered with " << answer << ", not with " << reason;
   }
+  // What rank 0 of a launch uploads, which joins on the node.
+  static storage::v1::UploadRecord UploadsTo(const std::string& url) {
+    storage::v1::UploadRecord policy;
+    policy.set_url(url);
+    return policy;
+  }
+  absl::StatusOr<int64_t> JoinWithUploads(Node& node, const std::string& launch, const std::string& url) {
+    Ledger::JoinSpec spec = SpecOf(node, launch, kNodes);
+    spec.rank = 0;
+    spec.uploads = UploadsTo(url);
+    return Ask<absl::StatusOr<int64_t>>([&](auto done) { node.run->ledger()->Join(spec, std::move(done)); });
+  }
+  // "attempt url": of the policy that all nodes have heard of.
+  void RunUntilAllShow(const std::string& policy) {
+    const auto shown = [](const Node& node) {
+      const SharedUploads::Known known = node.run->Shown();
+      return absl::StrCat(known.attempt, " ", known.policy.url());
+    };
+    RunUntil([&] {
+      return std::all_of(all_.begin(), all_.end(), [&](const Node& node) { return shown(node) == policy; });
+    });
+    for (const Node& node : all_) EXPECT_EQ(shown(node), policy) << node.name;
+  }
+  absl::StatusOr<SharedUploads::Known> ReadUploads(Node& node) {
+    return Ask<absl::StatusOr<SharedUploads::Known>>([&](auto done) { node.run->Read(std::move(done)); });
+  }
+  absl::Status WriteUploads(Node& node, int64_t counted_through) {
+    return Ask<absl::Status>(
+        [&](auto done) { node.run->Write(UploadsTo("s3://bucket/run"), counted_through, std::move(done)); });
+  }
   absl::Status Evict(const std::string& tag, int64_t sequence) {
     return Ask<absl::Status>([&](auto done) { Coordinator()->io->Evict(tag, sequence, std::move(done)); });
   }
@@ -1416,12 +1446,14 @@ TEST_P(NodesRunContract, WhatASaveDidNotReplaceIsListedWhenEtcdHasForgottenTheSa
   StartWithAnEtcdThatForgetsAfter(seconds(30));
   SaveAll("step_1", 2);
   const int64_t kept = root_.tags.at("step_1");
-  // Another program moves the directory of the save away; that of the next save, made in advance, stays.
+  // Another program moves the directory of the save away. Others that were made in advance, also one for the same
+  // sequence, stay.
   root_.before = [this](const std::string& what) {
-    const auto published =
-        std::min_element(root_.inflight.begin(), root_.inflight.end(),
-                         [](const auto& one, const auto& other) { return one.second < other.second; });
-    if (what == "Publish") root_.trash.insert(root_.inflight.extract(published));
+    ledger::v1::SaveIndex save;
+    save.ParseFromString(nodes_.Read(keys_.SaveIndex(2, "step_1", 2)));
+    ledger::v1::SaveState state;
+    state.ParseFromString(nodes_.Read(keys_.SaveState(save.sequence())));
+    if (what == "Publish") root_.trash.insert(root_.inflight.extract(state.inflight()));
     return true;
   };
   for (Node& node : all_) node.run->Begin({2, "step_1", 2}, etcd_.clock()->Now() + minutes(8), {});
@@ -2914,6 +2946,77 @@ TEST_P(NodesRunContract, NodeThatResignsHandsTheLeadershipOn) {
   RunUntil([&] { return Coordinator() != nullptr; });
   EXPECT_NE(Coordinator(), &first);
   SaveAll("step_1");
+}
+
+// ---- uploads
+
+TEST_P(NodesRunContract, WhatTheNewestLaunchUploadsIsKnownBeforeItsRank0HasJoined) {
+  EXPECT_EQ(JoinWithUploads(Other(), "launch2", "s3://bucket/two").value_or(-1), 2);
+  const auto known = ReadUploads(*Coordinator());
+  ASSERT_TRUE(known.ok()) << known.status();
+  EXPECT_EQ(known->policy.url(), "s3://bucket/two");
+  EXPECT_EQ(known->attempt, 2);
+  RunUntilAllShow("2 s3://bucket/two");
+  EXPECT_EQ(JoinWithUploads(*Coordinator(), "launch3", "").value_or(-1), 3);
+  RunUntilAllShow("3 ");
+  // A rank of an earlier launch joins once more, as after a restart of its daemon.
+  const auto late = JoinWithUploads(Other(), "launch2", "s3://bucket/two");
+  EXPECT_EQ(ReadUploads(*Coordinator())->policy.url(), "") << late.status();
+}
+
+TEST_P(NodesRunContract, ALaunchThatUploadsNothingWritesNothingWhereNoneHas) {
+  EXPECT_EQ(JoinWithUploads(Other(), "launch2", "").value_or(-1), 2);
+  EXPECT_EQ(nodes_.Read(keys_.UploadPolicy()), "(none)");
+}
+
+TEST_P(NodesRunContract, TheCoordinatorAloneWritesWhatWasUploadedAndTheNextOneReadsIt) {
+  Node& first = *Coordinator();
+  const std::function<bool()> still = first.run->StillCoordinates();
+  EXPECT_TRUE(still());
+  EXPECT_FALSE(Other().run->StillCoordinates()());
+  EXPECT_EQ(ReasonOf(WriteUploads(Other(), 7)), ledger_reason::kNotCoordinator);
+  EXPECT_EQ(WriteUploads(first, 3), absl::OkStatus());
+  EXPECT_EQ(WriteUploads(first, 4), absl::OkStatus());
+  RunUntil([this] { return Other().run->Shown().counted_through == 4; });
+  EXPECT_EQ(Other().run->Shown().counted_through, 4);
+  Kill(first);
+  EXPECT_FALSE(still()) << "its uploads end";
+  RunUntil([this] { return Coordinator() != nullptr; });
+  const auto known = ReadUploads(*Coordinator());
+  ASSERT_TRUE(known.ok()) << known.status();
+  EXPECT_EQ(known->counted_through, 4);
+  EXPECT_EQ(WriteUploads(*Coordinator(), 5), absl::OkStatus());
+  nodes_.DeliverLateCopies();
+  EXPECT_EQ(ReadUploads(*Coordinator())->counted_through, 5);
+}
+
+TEST_P(NodesRunContract, ANodeThatHasResignedNoLongerUploads) {
+  Node& first = *Coordinator();
+  const std::function<bool()> still = first.run->StillCoordinates();
+  absl::Status written = absl::UnknownError("no answer yet");
+  first.run->Write(UploadsTo("s3://bucket/run"), 1, [&](const absl::Status& status) { written = status; });
+  const absl::Status resigned = Ask<absl::Status>([&](auto done) { first.run->Resign(std::move(done)); });
+  EXPECT_TRUE(resigned.ok()) << resigned;
+  EXPECT_FALSE(still());
+  RunUntil([&] { return Coordinator() != nullptr && !absl::IsUnknown(written); });
+  EXPECT_TRUE(written.ok() || ReasonOf(written) == ledger_reason::kNotCoordinator) << written;
+  EXPECT_FALSE(first.run->StillCoordinates()());
+  EXPECT_TRUE(Coordinator()->run->StillCoordinates()());
+}
+
+TEST_P(NodesRunContract, AJoinWaitsForEtcdToKnowWhatIsUploaded) {
+  Node& node = Other();
+  CutOff(node, true);
+  Ledger::JoinSpec spec = SpecOf(node, "launch2", kNodes);
+  spec.uploads = UploadsTo("s3://bucket/run");
+  std::optional<absl::StatusOr<int64_t>> joined;
+  node.run->ledger()->Join(spec, [&](absl::StatusOr<int64_t> attempt) { joined = std::move(attempt); });
+  RunFor(seconds(1));
+  EXPECT_FALSE(joined.has_value());
+  CutOff(node, false);
+  RunUntil([&] { return joined.has_value(); });
+  ASSERT_TRUE(joined.has_value() && joined->ok());
+  EXPECT_EQ(ReadUploads(node)->attempt, **joined);
 }
 
 }  // namespace

@@ -126,6 +126,8 @@ class EngineTest : public ::testing::Test {
 
   // Of the run in the root `inode`; null: it is of this node alone.
   virtual std::unique_ptr<Authority> MakeShared(uint64_t /*inode*/) { return nullptr; }
+  // The buckets of runs; null: none uploads anything.
+  virtual std::unique_ptr<UploadIo> MakeUploads() { return nullptr; }
 
   SessionId Trainer(const std::string& instance, uid_t uid = 1000) {
     SessionInfo info;
@@ -148,7 +150,10 @@ class EngineTest : public ::testing::Test {
       auto io = std::make_unique<FakeRootIo>(disks_[inode], &queue_);
       ios_[inode] = io.get();
       auto shared = MakeShared(inode);
-      return shared == nullptr ? RootAccess(std::move(io)) : RootAccess(std::move(io), std::move(shared));
+      RootAccess access =
+          shared == nullptr ? RootAccess(std::move(io)) : RootAccess(std::move(io), std::move(shared));
+      access.uploads = MakeUploads();
+      return access;
     };
     Answer<std::string> root;
     engine_->AttachRoot(session, std::move(attachment), root.reply());

@@ -20,6 +20,7 @@
 #include "storage/base/errors.h"
 #include "storage/base/reasons.h"
 #include "storage/ledger/local_ledger.h"
+#include "tests/testing/fake_shared_uploads.h"
 
 namespace ckptd {
 
@@ -34,6 +35,7 @@ class FakeSharedRun : public Authority {
   absl::Status failed;                               // Of the last Fail.
   std::optional<storage::v1::RetentionPolicy> kept;  // What the last Accept has named.
   bool leads = false;
+  FakeSharedUploads uploaded;
   bool idle = false;          // As SetIdle was called last.
   std::set<int64_t> damaged;  // As the ledger knows, and perhaps not yet this node.
   int ticks = 0;
@@ -71,6 +73,7 @@ class FakeSharedRun : public Authority {
   bool may_span_nodes() const override { return true; }
   bool next_daemon_continues() const override { return false; }
   Ledger* ledger() override { return &ledger_; }
+  SharedUploads* uploads() override { return &uploaded; }
   bool coordinates() const override { return leads; }
   void SetIdle(bool now) override { idle = now; }
   bool may_close() const override { return !leads; }

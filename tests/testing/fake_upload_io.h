@@ -16,6 +16,7 @@ class FakeUploadIo : public UploadIo {
   struct Asked {
     std::string url;
     storage::v1::UploadedCheckpoint checkpoint;
+    MayGoOn may_go_on;
     std::shared_ptr<std::atomic<int64_t>> arrived;
     absl::AnyInvocable<void(absl::StatusOr<int64_t>)> done;
   };
@@ -38,12 +39,13 @@ class FakeUploadIo : public UploadIo {
       return MakeError(absl::StatusCode::kPermissionDenied, "UPLOAD_NOT_ALLOWED", "not allowed");
     return absl::OkStatus();
   }
-  void Upload(std::string url, storage::v1::UploadedCheckpoint checkpoint,
+  void Upload(std::string url, storage::v1::UploadedCheckpoint checkpoint, MayGoOn may_go_on,
               std::shared_ptr<std::atomic<int64_t>> arrived,
               absl::AnyInvocable<void(absl::StatusOr<int64_t>)> done) override {
-    uploads.push_back({std::move(url), std::move(checkpoint), std::move(arrived), std::move(done)});
+    uploads.push_back(
+        {std::move(url), std::move(checkpoint), std::move(may_go_on), std::move(arrived), std::move(done)});
   }
-  void Remove(std::string, storage::v1::UploadedCheckpoint checkpoint,
+  void Remove(std::string, storage::v1::UploadedCheckpoint checkpoint, MayGoOn,
               absl::AnyInvocable<void(absl::Status)> done) override {
     removals.push_back({std::move(checkpoint), std::move(done)});
   }

@@ -80,7 +80,11 @@ void NodesLedger::Join(const JoinSpec& spec, Answer<absl::StatusOr<int64_t>> ans
       [this, spec](Answer<Result> done) { ClaimAndJoin(spec, std::move(done)); },
       [this, spec, answer = std::move(answer)](Result attempt) mutable {
         if (attempt.ok()) Joined(spec, *attempt);
-        answer(std::move(attempt));
+        if (!attempt.ok() || !spec.uploads || !options_.set_upload_policy) return answer(std::move(attempt));
+        options_.set_upload_policy(*attempt, *spec.uploads,
+                                   [attempt, answer = std::move(answer)](const absl::Status& set) mutable {
+                                     answer(set.ok() ? std::move(attempt) : Result(set));
+                                   });
       });
 }
 

@@ -45,6 +45,9 @@ class NodesLedger : public Ledger {
     // Sets the policy in the place of those of the saves, for all nodes, as SettingKeys::SetRetention.
     std::function<void(const std::optional<storage::v1::RetentionPolicy>&, Answer<absl::Status>)>
         set_retention = nullptr;
+    // As UploadKeys::SetPolicy. Null: nothing is uploaded.
+    std::function<void(int64_t attempt, const storage::v1::UploadRecord& policy, Answer<absl::Status>)>
+        set_upload_policy = nullptr;
   };
   // `etcd` and `clock` must outlive it.
   NodesLedger(Etcd* etcd, Clock* clock, Options options);
@@ -54,7 +57,7 @@ class NodesLedger : public Ledger {
   void OnTick();
 
   // LIMIT_EXCEEDED if the run's owner may have no more keys in etcd. ROOT_NOT_SHARED if the nodes of the
-  // launch have found different runs under this path.
+  // launch have found different runs under this path. OK: all nodes know what the launch uploads.
   void Join(const JoinSpec& spec, Answer<absl::StatusOr<int64_t>> answer) override;
   // Always empty: only etcd knows the processes of other nodes, and Join refuses or fences them.
   std::string RunningBeside(const std::string&) const override { return ""; }
@@ -95,7 +98,7 @@ class NodesLedger : public Ledger {
   void OnRetentionOverride(const std::optional<storage::v1::RetentionPolicy>& policy) {
     StoreRetentionOverride(policy, &record_);
   }
-  void SetUploads(const storage::v1::UploadRecord&) override {}  // Such a run uploads nothing.
+  void SetUploads(const storage::v1::UploadRecord&) override {}  // UploadKeys has that.
   const storage::v1::RunRecord& record() const override { return record_; }
 
  private:

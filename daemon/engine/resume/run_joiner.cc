@@ -1,5 +1,6 @@
 #include "daemon/engine/resume/run_joiner.h"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 #include <vector>
@@ -78,6 +79,16 @@ absl::Status CheckJoin(const v1::JoinRunRequest& request, int most_ranks) {
   return absl::OkStatus();
 }
 
+storage::v1::UploadRecord UploadsOf(const v1::JoinRunRequest& request) {
+  storage::v1::UploadRecord policy;
+  if (!request.has_upload()) return policy;
+  policy.set_url(request.upload().url());
+  policy.set_every(std::max(1, request.upload().every()));
+  policy.set_keep_last(request.upload().keep_last());
+  policy.set_evict_before_upload(request.upload().evict_before_upload());
+  return policy;
+}
+
 }  // namespace
 
 void RunJoiner::Join(SessionId session, Run* run, const v1::JoinRunRequest& request,
@@ -107,6 +118,7 @@ void RunJoiner::Join(SessionId session, Run* run, const v1::JoinRunRequest& requ
   spec.process = request.process();
   spec.job = request.job();
   spec.takeover = request.takeover();
+  if (request.rank() == 0) spec.uploads = UploadsOf(request);
   const std::string running = request.takeover() ? run->ledger->RunningBeside(request.job()) : "";
   run->ledger->Join(spec, [this, session, instance = spec.instance, name = run->name, request, running,
                            reply = std::move(reply)](const absl::StatusOr<int64_t>& attempt) mutable {

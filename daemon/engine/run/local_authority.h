@@ -40,6 +40,7 @@ class LocalAuthority : public Authority {
   bool may_span_nodes() const override { return false; }
   bool coordinates() const override { return true; }
   Ledger* ledger() override { return run_->own_ledger.get(); }
+  SharedUploads* uploads() override { return nullptr; }
   void SetIdle(bool) override {}
   bool may_close() const override { return true; }
   void Begin(const SaveId& save, Instant admission_deadline, const std::vector<int>& ranks) override;

@@ -25,6 +25,7 @@
 #include "ckptd/storage/v1/storage.pb.h"
 #include "daemon/engine/seams/root_io.h"
 #include "daemon/engine/seams/save_id.h"
+#include "daemon/engine/seams/shared_uploads.h"
 #include "storage/base/clock.h"
 #include "storage/ledger/ledger.h"
 
@@ -114,6 +115,8 @@ class Authority {
   // Of this run, once the root is open. Its Admit is for Begin alone. Null: the engine makes one from the run
   // record in the root.
   virtual Ledger* ledger() = 0;
+  // What all nodes know of the run's uploads. Null: the run record has it.
+  virtual SharedUploads* uploads() = 0;
   // Whether this node has no use for the run. While it has none, it gives up coordinating when nothing is
   // under way: a node that uses the run coordinates it, or none does. Cheap if nothing changes.
   virtual void SetIdle(bool idle) = 0;

@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -30,6 +31,10 @@ class UploadIo {
     std::vector<std::string> damaged;   // What is wrong with others, for people.
   };
 
+  // Thread-safe. From false on, which is for good, the call sends no further request, and fails with CANCELLED:
+  // another node of the run may go on with it. Null: it is never false.
+  using MayGoOn = std::function<bool()>;
+
   virtual ~UploadIo() = default;
 
   // Whether the root's user may upload to this URL: INVALID_ARGUMENT if it is none; PERMISSION_DENIED, reason
@@ -38,11 +43,11 @@ class UploadIo {
   // Copies this committed checkpoint from disk, and goes on where an earlier try has ended. `arrived` counts
   // its bytes in the bucket. Answers with the bytes that were sent. Errors are those of UploadCheckpoint
   // (storage/bucket/upload.h), of the store, and of Check.
-  virtual void Upload(std::string url, storage::v1::UploadedCheckpoint checkpoint,
+  virtual void Upload(std::string url, storage::v1::UploadedCheckpoint checkpoint, MayGoOn may_go_on,
                       std::shared_ptr<std::atomic<int64_t>> arrived,
                       absl::AnyInvocable<void(absl::StatusOr<int64_t>)> done) = 0;
   // As RemoveUploaded (storage/bucket/remove.h); only what is unfinished of a checkpoint that was given up.
-  virtual void Remove(std::string url, storage::v1::UploadedCheckpoint checkpoint,
+  virtual void Remove(std::string url, storage::v1::UploadedCheckpoint checkpoint, MayGoOn may_go_on,
                       absl::AnyInvocable<void(absl::Status)> done) = 0;
 
   // What lies beneath the URL. Ranks wait for it: it gives up sooner than an upload.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -20,6 +21,9 @@ constexpr Duration kFirstPause = std::chrono::seconds(1);
 constexpr Duration kLongestPause = std::chrono::minutes(5);
 constexpr size_t kMaxUrl = 1000;
 constexpr int kMaxCount = 1'000'000;
+// The record of a run that several nodes share is one value in etcd: it has this many checkpoints of the bucket at
+// most, the newest ones.
+constexpr int kMostKept = 1000;
 
 int IndexOf(const Checkpoints& list, int64_t sequence) {
   for (int i = 0; i < list.size(); ++i)
@@ -44,6 +48,18 @@ UploadedCheckpoint AsUploaded(const storage::v1::ManifestSummary& summary) {
 // Nothing was ever to be uploaded.
 bool IsEmpty(const UploadRecord& record) { return record.url().empty(); }
 
+int64_t NewestSequence(const Run& run) {
+  return run.catalog.committed().empty() ? 0 : run.catalog.committed().rbegin()->first;
+}
+
+// The newest checkpoint of an earlier attempt; 0: there is none.
+int64_t NewestBefore(const Run& run, int64_t attempt) {
+  int64_t newest = 0;
+  for (const auto& [sequence, checkpoint] : run.catalog.committed())
+    if (checkpoint.summary.attempt() < attempt) newest = sequence;
+  return newest;
+}
+
 // What a try again cannot mend: the checkpoint is not there, or not whole. Bytes that were damaged on their way
 // are sent again.
 bool IsLost(const absl::Status& why) {
@@ -54,6 +70,11 @@ bool IsLost(const absl::Status& why) {
 }  // namespace
 
 // ---- what is uploaded
+
+bool Uploads::MayChange(const Run& run) const {
+  const Term& term = states_.Of(&run).term;
+  return !IsShared(run) || (term.leads != nullptr && term.is_loaded);
+}
 
 void Uploads::Load(Run* run) {
   states_.Of(run).record = run->ledger->record().uploads();
@@ -68,17 +89,31 @@ absl::Status Uploads::Check(const Run& run, const v1::UploadPolicy& policy) cons
     if (value < 0 || value > kMaxCount)
       return InvalidArgument(absl::StrCat("upload.", name, " is ", value, "; it is in [1, ", kMaxCount, "]"));
   }
-  if (run.authority->may_span_nodes()) {
-    return MakeError(absl::StatusCode::kUnimplemented, reason::kSharedRootUnsupported,
-                     absl::StrCat(run.path,
-                                  " is a root that several nodes share: its checkpoints are not "
-                                  "uploaded by the daemon; join without upload, and send them with "
-                                  "ckptctl upload"));
+  if (IsShared(run) && policy.keep_last() > kMostKept) {
+    return InvalidArgument(absl::StrCat("upload.keep_last is ", policy.keep_last(), "; it is at most ",
+                                        kMostKept, " in a root that several nodes share, such as ",
+                                        run.path));
+  }
+  if (IsShared(run) && !policy.no_restore()) {
+    return MakeError(
+        absl::StatusCode::kUnimplemented, reason::kSharedRootUnsupported,
+        absl::StrCat(run.path,
+                     " is a root that several nodes share: a run there resumes from the root "
+                     "alone; upload with ckptd.Upload(..., restore=False), and bring a checkpoint "
+                     "back with ckptctl fetch"));
   }
   if (run.uploads == nullptr)
     return MakeError(absl::StatusCode::kPermissionDenied, reason::kUploadNotAllowed,
                      "this daemon uploads nothing");
   return run.uploads->Check(policy.url());
+}
+
+void Uploads::OnJoined(Run* run, int64_t attempt, const v1::JoinRunRequest& request) {
+  if (IsShared(*run)) {
+    states_.Of(run).term.is_asked |= request.has_upload();  // The ledger has told the coordinator.
+  } else if (request.rank() == 0 && attempt >= run->active_attempt) {
+    SetPolicy(run, request.has_upload() ? &request.upload() : nullptr);
+  }
 }
 
 void Uploads::SetPolicy(Run* run, const v1::UploadPolicy* policy) {
@@ -135,6 +170,12 @@ bool Uploads::IsInBucket(const Run& run, int64_t sequence) const {
 }
 
 void Uploads::OnCommitted(Run* run, const storage::v1::ManifestSummary& summary) {
+  if (IsShared(*run)) return;
+  Count(run, summary);
+  if (!IsEmpty(states_.Of(run).record)) Store(run, /*now=*/false);
+}
+
+void Uploads::Count(Run* run, const storage::v1::ManifestSummary& summary) {
   UploadRecord& record = states_.Of(run).record;
   // It takes the place of one that waits. The one before it is gone.
   bool is_due = false;
@@ -151,7 +192,6 @@ void Uploads::OnCommitted(Run* run, const storage::v1::ManifestSummary& summary)
     record.set_commits(0);
     *record.add_waiting() = AsUploaded(summary);
   }
-  if (!IsEmpty(record)) Store(run, /*now=*/false);
 }
 
 std::vector<int64_t> Uploads::Held(const Run& run) const {
@@ -162,10 +202,14 @@ std::vector<int64_t> Uploads::Held(const Run& run) const {
       held.push_back(waiting.sequence());
   }
   held.insert(held.end(), state.unwritten.begin(), state.unwritten.end());
+  const auto& committed = run.catalog.committed();
+  for (auto each = committed.upper_bound(WrittenThrough(run)); each != committed.end(); ++each)
+    held.push_back(each->first);
   return held;
 }
 
 void Uploads::GiveUp(Run* run, const std::vector<int64_t>& sequences) {
+  if (!MayChange(*run)) return;
   State& state = states_.Of(run);
   for (int i = 0; i < state.record.waiting_size(); ++i) {
     const int64_t sequence = state.record.waiting(i).sequence();
@@ -178,13 +222,181 @@ void Uploads::GiveUp(Run* run, const std::vector<int64_t>& sequences) {
   }
 }
 
+// ---- several nodes
+
+void Uploads::Follow(Run* run, Instant now) {
+  State& state = states_.Of(run);
+  Term& term = state.term;
+  const SharedUploads& nodes = *run->authority->uploads();
+  const bool leads = run->authority->coordinates() && run->uploads != nullptr;
+  if (term.leads != nullptr && (!leads || !term.leads())) EndTerm(run);
+  if (leads && term.leads == nullptr) BeginTerm(run);
+  if (nodes.version() != term.shown_version) {
+    term.shown_version = nodes.version();
+    OnShown(run);
+  }
+  if (term.leads == nullptr || term.is_reading || now < term.read_again_at) return;
+  if (!term.is_loaded || NewestSequence(*run) > term.counted_through) return Read(run);
+  if (term.is_unwritten && state.writes == 0 && now >= state.write_again_at) Write(run);
+}
+
+void Uploads::BeginTerm(Run* run) {
+  Term& term = states_.Of(run).term;
+  ++term.number;
+  term.leads = run->authority->uploads()->StillCoordinates();
+  term.read_again_at = Instant{};
+}
+
+// What is under way sends nothing more, and its answers come to nobody. The next coordinator goes on.
+void Uploads::EndTerm(Run* run) {
+  State& state = states_.Of(run);
+  const int64_t was_uploading = state.uploading;
+  State ended;
+  const SharedUploads::Known known = run->authority->uploads()->Shown();
+  ended.record = known.record;
+  ended.term.counted_through = known.counted_through;
+  ended.waiters = std::move(state.waiters);
+  ended.sent_bytes = state.sent_bytes;
+  ended.done = state.done;
+  ended.failed = state.failed;
+  ended.term.shown_version = state.term.shown_version;
+  ended.term.is_asked = state.term.is_asked;
+  ended.term.number = state.term.number + 1;
+  state = std::move(ended);
+  if (was_uploading != 0) hooks_.changed(*run, was_uploading);
+  Answer(run);
+}
+
+void Uploads::OnShown(Run* run) {
+  State& state = states_.Of(run);
+  const SharedUploads::Known known = run->authority->uploads()->Shown();
+  if (state.term.leads != nullptr) {
+    // The record is this node's own.
+    const bool is_other = known.policy.SerializeAsString() != state.term.policy.SerializeAsString();
+    if (is_other && state.term.is_loaded && !state.term.is_reading) Read(run);
+    return;
+  }
+  state.term.counted_through = known.counted_through;
+  const UploadRecord before = std::exchange(state.record, known.record);
+  for (const UploadedCheckpoint& uploaded : state.record.uploaded())
+    if (IndexOf(before.uploaded(), uploaded.sequence()) < 0) hooks_.changed(*run, uploaded.sequence());
+  Answer(run);
+}
+
+void Uploads::Read(Run* run) {
+  Term& term = states_.Of(run).term;
+  term.is_reading = true;
+  // The policy of these is known then; that of one that is committed meanwhile may be newer.
+  run->authority->uploads()->Read([this, run, number = term.number, newest = NewestSequence(*run)](
+                                      const absl::StatusOr<SharedUploads::Known>& known) {
+    Term& now = states_.Of(run).term;
+    if (now.number != number) return;
+    now.is_reading = false;
+    if (known.ok()) return OnRead(run, *known, newest);
+    now.read_again_at = clock_->Now() + kFirstPause;
+  });
+}
+
+// Only the coordinator writes the record: from the first reading on its own is the newest.
+void Uploads::OnRead(Run* run, const SharedUploads::Known& known, int64_t newest) {
+  State& state = states_.Of(run);
+  if (!std::exchange(state.term.is_loaded, true)) {
+    state.record = known.record;
+    state.term.counted_through = state.term.written_through = known.counted_through;
+  }
+  TakePolicy(run, known);
+  CountThrough(run, newest);
+  Answer(run);
+  Continue(run);
+}
+
+void Uploads::TakePolicy(Run* run, const SharedUploads::Known& known) {
+  State& state = states_.Of(run);
+  UploadRecord& record = state.record;
+  const std::string before = record.SerializeAsString();
+  state.term.policy = known.policy;
+  if (known.policy.url().empty()) {
+    if (!IsEmpty(record)) record.set_every(0);
+  } else {
+    if (IsEmpty(record))
+      state.term.counted_through = std::max(state.term.counted_through, NewestBefore(*run, known.attempt));
+    if (record.url() != known.policy.url()) {
+      // What lies under the other URL stays there.
+      record.clear_uploaded();
+      record.clear_obsolete();
+      record.set_url(known.policy.url());
+    }
+    record.set_every(known.policy.every());
+    record.set_keep_last(known.policy.keep_last());
+    record.set_evict_before_upload(known.policy.evict_before_upload());
+  }
+  state.term.is_unwritten |= record.SerializeAsString() != before;
+}
+
+void Uploads::CountThrough(Run* run, int64_t newest) {
+  State& state = states_.Of(run);
+  Term& term = state.term;
+  const auto& committed = run->catalog.committed();
+  const bool is_empty = IsEmpty(state.record);
+  for (auto each = committed.upper_bound(term.counted_through);
+       each != committed.end() && each->first <= newest; ++each) {
+    term.counted_through = each->first;
+    if (is_empty) continue;
+    Count(run, each->second.summary);
+    term.is_unwritten = true;
+  }
+  if (term.is_unwritten) return Write(run);
+  if (is_empty) term.written_through = term.counted_through;
+  hooks_.released(run);
+}
+
+void Uploads::Write(Run* run) {
+  State& state = states_.Of(run);
+  if (state.writes > 0) return;
+  ++state.writes;
+  state.term.is_unwritten = false;
+  run->authority->uploads()->Write(
+      state.record, state.term.counted_through,
+      [this, run, number = state.term.number, through = state.term.counted_through,
+       uploaded = state.unwritten](const absl::Status& written) {
+        State& now = states_.Of(run);
+        if (now.term.number != number) return;
+        --now.writes;
+        now.write_again_at = clock_->Now() + kFirstPause;
+        now.term.is_unwritten |= !written.ok();
+        if (!written.ok()) return;  // OnTick writes again.
+        now.term.written_through = through;
+        for (int64_t sequence : uploaded) now.unwritten.erase(sequence);
+        if (now.term.is_unwritten) Write(run);
+        hooks_.released(run);
+      });
+}
+
+// What the coordinator has not counted, retention keeps. A node that does not coordinate removes nothing.
+int64_t Uploads::WrittenThrough(const Run& run) const {
+  if (!IsShared(run) || run.uploads == nullptr || !run.authority->coordinates())
+    return std::numeric_limits<int64_t>::max();
+  const Term& term = states_.Of(&run).term;
+  const bool is_known = term.leads != nullptr && term.leads() && term.is_loaded;
+  return is_known ? term.written_through : 0;
+}
+
+bool Uploads::IsUncounted(const Run& run, int64_t sequence) const {
+  if (!IsShared(run)) return false;
+  const State& state = states_.Of(&run);
+  if (sequence <= state.term.counted_through) return false;
+  return !IsEmpty(state.record) || state.term.is_asked ||
+         !run.authority->uploads()->Shown().policy.url().empty();
+}
+
 // ---- uploading
 
 void Uploads::OnTick(Run* run, Instant now) {
+  if (run->open && IsShared(*run)) Follow(run, now);
   State& state = states_.Of(run);
-  if (IsEmpty(state.record)) return;
-  Continue(run);
-  if (!state.unwritten.empty() && state.writes == 0 && now >= state.write_again_at) Store(run, /*now=*/true);
+  if (!IsEmpty(state.record)) Continue(run);
+  if (!IsShared(*run) && !state.unwritten.empty() && state.writes == 0 && now >= state.write_again_at)
+    Store(run, /*now=*/true);
   std::vector<Waiter> late;
   for (size_t i = 0; i < state.waiters.size();) {
     if (now < state.waiters[i].deadline) {
@@ -199,7 +411,8 @@ void Uploads::OnTick(Run* run, Instant now) {
 
 void Uploads::Continue(Run* run) {
   State& state = states_.Of(run);
-  const bool may_begin = run->open && run->uploads != nullptr && !run->read_only && !run->scanning;
+  const bool may_begin =
+      run->open && run->uploads != nullptr && !run->read_only && !run->scanning && MayChange(*run);
   if (state.is_busy || !may_begin || clock_->Now() < state.again_at) return;
   DropLost(run);
   UploadRecord& record = state.record;
@@ -227,6 +440,8 @@ void Uploads::DropLost(Run* run) {
     if (sequence == state.uploading) continue;
     const bool is_there = run->catalog.Find(sequence) != nullptr && !run->catalog.IsLeaving(sequence);
     if (is_there && !run->catalog.IsDamaged(sequence)) continue;
+    // This node may not have seen it yet, as that of another one.
+    if (IsShared(*run) && !is_there && NewestSequence(*run) <= sequence) continue;
     Drop(run, i, is_there ? "it is damaged" : "it was removed before");
     dropped = true;
   }
@@ -249,9 +464,11 @@ void Uploads::Upload(Run* run, const UploadedCheckpoint& next) {
   state.uploading = next.sequence();
   state.arrived = std::make_shared<std::atomic<int64_t>>(0);
   hooks_.changed(*run, next.sequence());
-  run->uploads->Upload(state.record.url(), next, state.arrived,
-                       [this, run, next, url = state.record.url()](const absl::StatusOr<int64_t>& sent) {
+  run->uploads->Upload(state.record.url(), next, state.term.leads, state.arrived,
+                       [this, run, next, url = state.record.url(),
+                        number = state.term.number](const absl::StatusOr<int64_t>& sent) {
                          State& now = states_.Of(run);
+                         if (now.term.number != number) return;
                          now.is_busy = false;
                          now.uploading = 0;
                          // It is not where the run's checkpoints go since: it still waits.
@@ -265,7 +482,10 @@ void Uploads::OnUploaded(Run* run, const UploadedCheckpoint& what, const absl::S
   UploadRecord& record = state.record;
   const int index = IndexOf(record.waiting(), what.sequence());
   if (!sent.ok()) {
-    if (IsLost(sent.status()) && index >= 0) {
+    // Of several nodes, this one may not see it yet where another one has made it: DropLost knows.
+    const bool is_lost =
+        IsLost(sent.status()) && !(IsShared(*run) && ReasonOf(sent.status()) == reason::kNoCheckpoint);
+    if (is_lost && index >= 0) {
       ++state.failed;
       Drop(run, index, std::string(sent.status().message()));
       Store(run, /*now=*/true);
@@ -284,6 +504,8 @@ void Uploads::OnUploaded(Run* run, const UploadedCheckpoint& what, const absl::S
   }  // Else it was given up meanwhile, and is obsolete.
   while (record.keep_last() > 0 && record.uploaded_size() > record.keep_last())
     Move(*record.mutable_uploaded(), 0, *record.mutable_obsolete());
+  while (IsShared(*run) && record.uploaded_size() > kMostKept)
+    record.mutable_uploaded()->DeleteSubrange(0, 1);  // It stays in the bucket.
   observer_->OnInfo(absl::StrCat("checkpoint ", run->path, "/", what.tag(), " is in ", record.url(), ": ",
                                  *sent, " bytes sent"));
   Store(run, /*now=*/true);
@@ -295,8 +517,10 @@ void Uploads::OnUploaded(Run* run, const UploadedCheckpoint& what, const absl::S
 void Uploads::Remove(Run* run, const UploadedCheckpoint& next) {
   State& state = states_.Of(run);
   state.is_busy = true;
-  run->uploads->Remove(state.record.url(), next,
-                       [this, run, next](const absl::Status& removed) { OnRemoved(run, next, removed); });
+  run->uploads->Remove(state.record.url(), next, state.term.leads,
+                       [this, run, next, number = state.term.number](const absl::Status& removed) {
+                         if (states_.Of(run).term.number == number) OnRemoved(run, next, removed);
+                       });
 }
 
 void Uploads::OnRemoved(Run* run, const UploadedCheckpoint& what, const absl::Status& removed) {
@@ -340,6 +564,10 @@ void Uploads::OnSucceeded(Run* run) {
 // Retention follows when the record is on disk.
 void Uploads::Store(Run* run, bool now) {
   State& state = states_.Of(run);
+  if (IsShared(*run)) {
+    state.term.is_unwritten = true;
+    return Write(run);
+  }
   run->ledger->SetUploads(state.record);
   if (!now) return;
   ++state.writes;
@@ -365,7 +593,7 @@ void Uploads::Answer(Run* run) {
   std::vector<Waiter> still;
   std::vector<std::pair<Waiter, absl::Status>> ready;
   for (Waiter& waiter : std::exchange(state.waiters, {})) {
-    if (IndexOf(state.record.waiting(), waiter.sequence) >= 0) {
+    if (IndexOf(state.record.waiting(), waiter.sequence) >= 0 || IsUncounted(*run, waiter.sequence)) {
       still.push_back(std::move(waiter));
     } else {
       absl::Status how = WhyNotUploaded(*run, waiter);
@@ -437,8 +665,8 @@ std::vector<std::pair<Run*, int64_t>> Uploads::UnderWay() const {
 
 bool Uploads::IsActive(const Run& run) const {
   const State& state = states_.Of(&run);
-  return state.is_busy || state.writes > 0 || !state.unwritten.empty() || !state.record.waiting().empty() ||
-         !state.record.obsolete().empty();
+  return state.is_busy || state.writes > 0 || state.term.is_unwritten || !state.unwritten.empty() ||
+         !state.record.waiting().empty() || !state.record.obsolete().empty();
 }
 
 void Uploads::Forget(const Run* run) { states_.Forget(run); }

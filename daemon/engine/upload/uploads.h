@@ -4,6 +4,11 @@
 // changes together with the history of saves, for which retention waits: a checkpoint that is to be uploaded
 // survives every restart, and is evicted only when the record says that it is in the bucket. A run uploads
 // one checkpoint at a time, the oldest first. What fails is tried again after 1 s, 2 s, ... 5 min.
+//
+// Of a run that several nodes share, the coordinator uploads. Its record is in SharedUploads, and says through
+// which sequence it has counted: it counts the checkpoints of the root that come after that one, each by the
+// policy that it reads after it has seen them. Until the record with that is written, retention removes none
+// of them. The other nodes show what the coordinator has written.
 #ifndef CKPTD_DAEMON_ENGINE_UPLOAD_UPLOADS_H_
 #define CKPTD_DAEMON_ENGINE_UPLOAD_UPLOADS_H_
 
@@ -25,6 +30,8 @@
 #include "daemon/engine/run/run.h"
 #include "daemon/engine/run/run_states.h"
 #include "daemon/engine/seams/engine_types.h"
+#include "daemon/engine/seams/shared_uploads.h"
+#include "daemon/engine/seams/upload_io.h"
 #include "storage/base/clock.h"
 
 namespace ckptd {
@@ -43,10 +50,12 @@ class Uploads {
 
   // The run's record was read.
   void Load(Run* run);
-  // Whether a launch may have this policy. INVALID_ARGUMENT; UNIMPLEMENTED, reason SHARED_ROOT_UNSUPPORTED, in
-  // a root that several nodes share; the errors of UploadIo::Check.
+  // Whether a launch may have this policy. INVALID_ARGUMENT; UNIMPLEMENTED, reason SHARED_ROOT_UNSUPPORTED, if
+  // it resumes from the bucket in a root that several nodes share; the errors of UploadIo::Check.
   absl::Status Check(const Run& run, const v1::UploadPolicy& policy) const;
-  // The newest launch has this policy, which was checked; null: none.
+  // A rank has joined, with a policy that was checked. That of rank 0 of the newest launch counts.
+  void OnJoined(Run* run, int64_t attempt, const v1::JoinRunRequest& request);
+  // The newest launch has this policy; null: none. For a run of one node.
   void SetPolicy(Run* run, const v1::UploadPolicy* policy);
   // The bucket of this policy was listed: what daemons have uploaded there counts as this run's, although it
   // has lost its record of that.
@@ -55,7 +64,7 @@ class Uploads {
   void OnFetched(Run* run, const storage::v1::ManifestSummary& summary);
   // Whether it was in the bucket before it was in this root, or is there since.
   bool IsInBucket(const Run& run, int64_t sequence) const;
-  // Call it before the outcome of the save goes into the history.
+  // Call it before the outcome of the save goes into the history. No-op if several nodes share the run.
   void OnCommitted(Run* run, const storage::v1::ManifestSummary& summary);
 
   // The checkpoints that retention keeps until they are in the bucket.
@@ -84,6 +93,23 @@ class Uploads {
     Instant deadline;
     Waited waited;
   };
+  // What is known of a run that several nodes share.
+  struct Term {
+    int64_t shown_version = -1;   // Of SharedUploads.
+    bool is_asked = false;        // A rank of this node has joined with a policy.
+    int64_t counted_through = 0;  // By the coordinator, as this node knows.
+    // The rest is of this node as the coordinator. `number` rises when it becomes one, and when it is none any
+    // more: what it has asked for before that is not its business any longer.
+    int64_t number = 0;
+    UploadIo::MayGoOn leads;  // Null: it does not coordinate.
+    bool is_loaded = false;   // The record is etcd's, with what was done since.
+    bool is_reading = false;
+    bool is_unwritten = false;  // The record is to be written.
+    Instant read_again_at{};
+    storage::v1::UploadRecord policy;  // As it was read last.
+    int64_t written_through =
+        0;  // The next coordinator knows that the checkpoints up to this one were counted.
+  };
   struct State {
     storage::v1::UploadRecord record;
     bool is_busy = false;   // UploadIo has not called back yet.
@@ -101,7 +127,29 @@ class Uploads {
     int writes = 0;  // Of the record, under way.
     Instant write_again_at{};
     std::vector<Waiter> waiters;
+    Term term;
   };
+  static bool IsShared(const Run& run) { return run.authority->uploads() != nullptr; }
+  // This node uploads what the record says, and nobody else does.
+  bool MayChange(const Run& run) const;
+
+  // ---- of a run that several nodes share
+  void Follow(Run* run, Instant now);
+  void BeginTerm(Run* run);
+  void EndTerm(Run* run);
+  void OnShown(Run* run);
+  void Read(Run* run);
+  void OnRead(Run* run, const SharedUploads::Known& known, int64_t newest);
+  void TakePolicy(Run* run, const SharedUploads::Known& known);
+  // Counts those up to `newest`.
+  void CountThrough(Run* run, int64_t newest);
+  void Write(Run* run);
+  int64_t WrittenThrough(const Run& run) const;
+  // The coordinator has not said yet whether it uploads the checkpoint.
+  bool IsUncounted(const Run& run, int64_t sequence) const;
+
+  // ---- of any run
+  void Count(Run* run, const storage::v1::ManifestSummary& summary);
   void Continue(Run* run);
   // Forgets checkpoints that are gone or damaged.
   void DropLost(Run* run);

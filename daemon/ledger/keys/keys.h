@@ -81,6 +81,11 @@ class LedgerKeys {
   std::string Pins() const { return Settings() + "pinned/"; }
   std::string Pinned(int64_t sequence) const { return Pins() + absl::StrFormat("%016d", sequence); }
 
+  // What the run uploads to a bucket. No other key begins so.
+  std::string Uploads() const { return prefix_ + "uploads/"; }
+  std::string UploadPolicy() const { return Uploads() + "policy"; }
+  std::string UploadRecord() const { return Uploads() + "record"; }
+
   // What nodes ask of the coordinator in the name of operators.
   std::string Requests() const { return prefix_ + "requests/"; }
   std::string Requests(const std::string& node) const { return Requests() + node + "/"; }

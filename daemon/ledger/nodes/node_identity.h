@@ -3,8 +3,10 @@
 #define CKPTD_DAEMON_LEDGER_NODES_NODE_IDENTITY_H_
 
 #include <cstdint>
+#include <memory>
 #include <string>
 
+#include "daemon/etcd/lease_end.h"
 #include "daemon/ledger/keys/compare_and_swap.h"
 
 namespace ckptd {
@@ -14,6 +16,8 @@ struct NodeIdentity {
   int64_t lease = 0;  // Keys under it are removed when this daemon has ended.
   // The node's key, and its value, which no other registration ever has: it contains the incarnation.
   std::string key, value;
+  // Of the lease, for other threads. Null: not known.
+  std::shared_ptr<const LeaseEnd> lease_end = nullptr;
 
   // The condition of all writes of this daemon: etcd still has its registration. Without that condition, a
   // daemon that was paused for longer than its lease could write behind its successor's back.

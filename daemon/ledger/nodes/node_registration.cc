@@ -63,6 +63,7 @@ void NodeRegistration::Acquire(Done answer) {
   lease_.Acquire([this, answer = std::move(answer)](const absl::StatusOr<int64_t>& lease) mutable {
     if (!lease.ok()) return answer(lease.status());
     identity_.lease = *lease;
+    identity_.lease_end = lease_.end();
     TakeName(std::move(answer));
   });
 }

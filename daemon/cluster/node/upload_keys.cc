@@ -1,0 +1,109 @@
+#include "daemon/cluster/node/upload_keys.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "daemon/etcd/etcd_requests.h"
+#include "daemon/ledger/state/found_messages.h"
+
+namespace ckptd {
+namespace {
+
+using ledger::v1::UploadsOfLaunch;
+using storage::v1::UploadRecord;
+using Operations = std::vector<etcdserverpb::RequestOp>;
+
+}  // namespace
+
+UploadKeys::UploadKeys(Etcd* etcd, Clock* clock, Options options,
+                       std::function<void(const absl::Status& why)> ended)
+    : etcd_(etcd),
+      clock_(clock),
+      options_(std::move(options)),
+      keys_(options_.prefix),
+      ended_(std::move(ended)),
+      calls_(clock, absl::StrCat("run ", options_.run), options_.why_unregistered) {}
+
+void UploadKeys::SetNode(const NodeIdentity* node) {
+  calls_.SetRegistered(false);
+  mirror_ = nullptr;
+  node_.reset();
+  leadership_.reset();
+  if (node == nullptr) return;
+  node_ = *node;
+  mirror_ = std::make_unique<EtcdMirror>(
+      etcd_, keys_.Uploads(), absl::StrCat("following the uploads of run ", options_.run),
+      [this](const std::vector<std::string>& changed) { OnKeys(changed); }, ended_);
+  mirror_->Start();
+  calls_.SetRegistered(true);
+}
+
+void UploadKeys::SetLeadership(const CompareAndSwap::Held* leadership) {
+  leadership_.reset();
+  if (leadership != nullptr) leadership_ = *leadership;
+}
+
+void UploadKeys::OnKeys(const std::vector<std::string>&) {
+  ++version_;
+  shown_ = Known();
+  if (const std::string* policy = mirror_->Find(keys_.UploadPolicy())) shown_.policy.ParseFromString(*policy);
+  if (const std::string* record = mirror_->Find(keys_.UploadRecord())) shown_.record.ParseFromString(*record);
+}
+
+void UploadKeys::SetPolicy(int64_t attempt, const UploadRecord& policy, Done set) {
+  // Most runs upload nothing, and need not ask. A launch that has set a policy just now is another one.
+  if (policy.url().empty() && version_ > 0 && shown_.policy.attempt() == 0) return set(absl::OkStatus());
+  calls_.Ask<absl::Status>(
+      "to say what is uploaded of", clock_->Now() + options_.patience,
+      [this, attempt, policy](LedgerCalls::Answer<absl::Status> done) {
+        CompareAndSwap swap;
+        swap.ranges = {{keys_.UploadPolicy()}};
+        swap.held = {node_->Held()};
+        swap.decide = [key = keys_.UploadPolicy(), attempt, policy](const CompareAndSwap::Found& found) {
+          const auto known = FirstOf<UploadsOfLaunch>(found[0]);
+          if (known.attempt() > attempt) return Operations();
+          UploadsOfLaunch wanted;
+          wanted.set_attempt(attempt);
+          *wanted.mutable_policy() = policy;
+          const std::string value = wanted.SerializeAsString();
+          if (!found[0].empty() && found[0][0].value() == value) return Operations();
+          return Operations{Put(key, value)};
+        };
+        swap.purpose = absl::StrCat("saying what is uploaded of run ", options_.run);
+        SwapIn(etcd_, std::move(swap), std::move(done));
+      },
+      std::move(set));
+}
+
+void UploadKeys::Read(absl::AnyInvocable<void(absl::StatusOr<Known>)> read) {
+  etcdserverpb::RangeRequest request;
+  request.set_key(keys_.Uploads());
+  request.set_range_end(PrefixEnd(keys_.Uploads()));
+  etcd_->Range(request, absl::StrCat("reading the uploads of run ", options_.run),
+               callbacks_.Guard([this, read = std::move(read)](
+                                    const absl::StatusOr<etcdserverpb::RangeResponse>& found) mutable {
+                 if (!found.ok()) return read(found.status());
+                 Known known;
+                 for (const etcdserverpb::KeyValue& pair : found->kvs()) {
+                   if (pair.key() == keys_.UploadPolicy()) known.policy.ParseFromString(pair.value());
+                   if (pair.key() == keys_.UploadRecord()) known.record.ParseFromString(pair.value());
+                 }
+                 read(std::move(known));
+               }));
+}
+
+// Nobody else writes the record while this node coordinates, so what is found there is what it has written.
+void UploadKeys::Write(const ledger::v1::RunUploads& record, Done written) {
+  CompareAndSwap swap;
+  swap.ranges = {{keys_.UploadRecord()}};
+  swap.held = {*leadership_};
+  swap.decide = [key = keys_.UploadRecord(),
+                 value = record.SerializeAsString()](const CompareAndSwap::Found& found) {
+    if (!found[0].empty() && found[0][0].value() == value) return Operations();
+    return Operations{Put(key, value)};
+  };
+  swap.purpose = absl::StrCat("writing the uploads of run ", options_.run);
+  SwapIn(etcd_, std::move(swap), callbacks_.Guard(std::move(written)));
+}
+
+}  // namespace ckptd
