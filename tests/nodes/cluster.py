@@ -41,11 +41,14 @@ class Node(DaemonProgram):
         killable: bool,
         pool_bytes: int = 64 << 20,
         authority: Optional[Authority] = None,
+        configuration: str = "",
+        environment: Optional[Dict[str, str]] = None,
     ) -> None:
         """`wrapper` is the command that runs the daemon and its ranks, such as one that enters a namespace. `killable`:
-        each start has a `killer`.
+        each start has a `killer`. `environment`: the daemon's, beside this process's.
         """
         folder.mkdir()
+        self.environment = environment
         self.name = name
         self.wrapper = wrapper
         self.killable = killable
@@ -60,7 +63,7 @@ class Node(DaemonProgram):
             f"pool {{ bytes: {pool_bytes} }} metrics {{ port: -1 }}\n"
             f'cluster {{ node_name: "{name}" {members} shared_folders: "{shared}"\n'
             f"  lease_seconds: {LEASE_SECONDS} node_grace_seconds: {GRACE_SECONDS}"
-            f" etcd_timeout_seconds: {ETCD_TIMEOUT_SECONDS} }}\n",
+            f" etcd_timeout_seconds: {ETCD_TIMEOUT_SECONDS} }}\n" + configuration,
         )
         self.start()
 
@@ -69,7 +72,7 @@ class Node(DaemonProgram):
         if self.killable:
             self._killer = Killer(self.folder / f"killer{next(self._starts)}")
             wrapper += self._killer.wrapper()
-        assert self.launch(wrapper=wrapper), self.log()
+        assert self.launch(wrapper=wrapper, environment=self.environment), self.log()
 
     @property
     def killer(self) -> Killer:
@@ -109,8 +112,12 @@ class Cluster:
         names: Sequence[str] = NAMES,
         pool_bytes: int = 64 << 20,
         authority: Optional[Authority] = None,
+        configuration: str = "",
+        environments: Sequence[Optional[Dict[str, str]]] = (),
     ) -> None:
-        """`authority`: etcd takes its certificates alone; it has signed those of the nodes."""
+        """`authority`: etcd takes its certificates alone; it has signed those of the nodes. `configuration`: more of each
+        daemon's. `environments`: of the daemons, one of each.
+        """
         self.shared = folder.resolve() / "shared"
         self.shared.mkdir()
         self.root = str(self.shared / "run")
@@ -122,8 +129,9 @@ class Cluster:
             for number, name in enumerate(names):
                 wrapper = places.node_wrapper(number, self.shared)
                 endpoints = self.etcd.endpoints()
-                node = Node(folder / name, name, endpoints, self.shared, wrapper, killable, pool_bytes, authority)
-                self.nodes.append(node)
+                environment = environments[number] if environments else None
+                more = (pool_bytes, authority, configuration, environment)
+                self.nodes.append(Node(folder / name, name, endpoints, self.shared, wrapper, killable, *more))
             self.wait_until_registered()
         except BaseException:
             self.close()

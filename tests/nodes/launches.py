@@ -24,9 +24,15 @@ class Launch:
     """Ranks in blocks of one size on the nodes. They have joined the run."""
 
     def __init__(
-        self, launch_id: str, root: str, nodes: Sequence[Node], local_world_size: int = 2, keep: Optional[int] = None
+        self,
+        launch_id: str,
+        root: str,
+        nodes: Sequence[Node],
+        local_world_size: int = 2,
+        keep: Optional[int] = None,
+        upload: Optional[Dict[str, Any]] = None,
     ) -> None:
-        """`keep`: how many checkpoints the saves of this launch leave; None: all."""
+        """`keep`: how many checkpoints the saves of this launch leave; None: all. `upload`: arguments of a ckptd.Upload."""
         self.nodes = list(nodes)
         self.local_world_size = local_world_size
         world_size = local_world_size * len(nodes)
@@ -42,7 +48,7 @@ class Launch:
                     "CKPTD_TEST_TORCH": "no",
                 }
                 self.ranks.append(Trainer(node.endpoint, environment, node.wrapper))
-                self.ranks[-1].start(f"me = Rank({root!r}, {rank}, {world_size}, {keep})")
+                self.ranks[-1].start(f"me = Rank({root!r}, {rank}, {world_size}, {keep}, {upload})")
             for trainer in self.ranks:
                 trainer.result()
         except BaseException:

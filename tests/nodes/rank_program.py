@@ -5,7 +5,7 @@ and its rank.
 from __future__ import annotations
 
 import time
-from typing import Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 import ckptd
 
@@ -17,12 +17,20 @@ def content(step: int, rank: int) -> bytes:
 class Rank:
     """One rank of a launch."""
 
-    def __init__(self, root: str, rank: int, world_size: int, keep: Optional[int] = None) -> None:
+    def __init__(
+        self, root: str, rank: int, world_size: int, keep: Optional[int] = None, upload: Optional[Dict[str, Any]] = None
+    ) -> None:
         self.rank = rank
         self.client = ckptd.connect()
         self.run = self.client.run(
-            root, rank=rank, world_size=world_size, num_kept_ckpts=keep, commit_timeout=120
+            root,
+            rank=rank,
+            world_size=world_size,
+            num_kept_ckpts=keep,
+            commit_timeout=120,
+            upload=ckptd.Upload(**{"restore": False, **upload}) if upload else None,
         )
+        self.saved: Optional[ckptd.Save] = None
         self.part: Optional[ckptd.Part] = None
 
     def save(self, tag: str, step: int, timeout: float = 30, busy: str = "wait") -> List[object]:
@@ -47,6 +55,15 @@ class Rank:
         """
         assert self.part is not None
         return self._timed(self.part.seal)
+
+    def uploaded(self, timeout: float = 60) -> str:
+        """How the upload of this rank's last save ends: "uploaded", or the reason of the error."""
+        assert self.saved is not None
+        try:
+            self.saved.wait("uploaded", timeout)
+        except ckptd.CkptdError as error:
+            return str(error.reason)
+        return "uploaded"
 
     def resume(self) -> "Optional[Tuple[str, int, List[str]]]":
         """Returns the tag, the step and the files of what this rank resumes from, after it has compared all files."""
@@ -73,7 +90,7 @@ class Rank:
     def _timed(self, get_save) -> List[object]:
         began = time.monotonic()
         try:
-            save = get_save()
+            save = self.saved = get_save()
             save.wait("committed", 120)
             found = (save.level, "", [])
         except ckptd.CkptdError as error:

@@ -29,7 +29,7 @@ class Upload:
         evict_before_upload (bool): let retention evict a checkpoint before it is uploaded; it is then not uploaded.
             Default: ``False``
         restore (bool): take part in :meth:`Run.resume`, and in the loads of an adapter, which then fail while the bucket does
-            not answer. ``False``: resume from the root alone. Default: ``True``
+            not answer. ``False``: resume from the root alone, which a root that several nodes share needs. Default: ``True``
 
     Raises:
         Refused: an argument is out of its range.
