@@ -449,7 +449,7 @@ int Main(int argc, char** argv) {
   CLI::Option* timeout = app.add_option("--timeout", arguments.timeout,
                                         "Seconds; for save and wait until the level is reached (60), for "
                                         "watch and adopt in all (no limit), "
-                                        "else for the daemon's answer (10)")
+                                        "else for the daemon's answer (20)")
                              ->check(CLI::Range(0.0, 86400.0));
   AddLooking(app, context, arguments, &chosen);
   AddActing(app, context, arguments, &chosen);

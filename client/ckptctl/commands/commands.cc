@@ -134,7 +134,8 @@ Duration FromSeconds(double seconds) {
   return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(seconds));
 }
 
-Duration CallTimeout(const Context& context) { return FromSeconds(context.timeout_seconds.value_or(10)); }
+// The daemon waits for etcd for up to 10 s, and then answers why it has no answer.
+Duration CallTimeout(const Context& context) { return FromSeconds(context.timeout_seconds.value_or(20)); }
 
 absl::StatusOr<std::unique_ptr<client::Rpc>> Connect(const Context& context) {
   CKPTD_ASSIGN_OR_RETURN(client::Endpoint endpoint, client::ParseEndpoint(context.endpoint));

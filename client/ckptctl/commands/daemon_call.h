@@ -15,7 +15,7 @@ namespace ckptd::ctl {
 // Opens a gRPC connection without a session: the daemon identifies operators by the uid of the connection.
 absl::StatusOr<std::unique_ptr<client::Rpc>> Connect(const Context& context);
 
-// The timeout of one call: --timeout, or 10 s.
+// The timeout of one call: --timeout, or 20 s.
 Duration CallTimeout(const Context& context);
 Duration FromSeconds(double seconds);
 
