@@ -12,6 +12,8 @@ namespace {
 
 constexpr size_t kMostSaves = 20;
 constexpr double kLeastCost = 1e-3;  // A save whose stall was not measured is not free.
+// A job that has run for less time says nothing about how often it fails.
+constexpr double kLeastRunningSeconds = 600;
 
 // Of values that are not empty, without interpolation.
 double Quantile(std::vector<double> values, double share) {
@@ -93,6 +95,12 @@ std::optional<v1::SaveOutlook> OutlookMaker::Make(double between_failures) const
   const double seen = running / std::max(1, outlook.restarts());
   outlook.set_seconds_between_failures(between_failures > 0 ? between_failures : seen);
   if (outlook.seconds_between_failures() <= 0) return outlook;
+  if (between_failures <= 0 && running < kLeastRunningSeconds) {
+    outlook.set_advice(absl::StrCat("how often to save shows after ", Words(kLeastRunningSeconds),
+                                    " of training (now ", Words(running),
+                                    "); or name the time between two failures: ckptctl history --mtbf=7d"));
+    return outlook;
+  }
   const double cost = std::max(outlook.stall_seconds(), kLeastCost);
   outlook.set_advised_interval_seconds(
       std::max(DalyInterval(cost, outlook.seconds_between_failures()), outlook.durable_seconds()));

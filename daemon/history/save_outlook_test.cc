@@ -80,6 +80,19 @@ TEST(SaveOutlook, AdvisesNoIntervalThatIsShorterThanASaveTakes) {
   EXPECT_EQ(maker.Make(3600)->advised_interval_seconds(), 300);
 }
 
+TEST(SaveOutlook, AdvisesNoIntervalFromMinutesOfTraining) {
+  OutlookMaker maker;
+  maker.Add(Save(1000, 1, 1000, 0.01, 0.1));
+  maker.Add(Save(1003, 1, 1000, 0.01, 0.1));
+  const v1::SaveOutlook outlook = *maker.Make(0);
+  EXPECT_EQ(outlook.advised_interval_seconds(), 0);
+  EXPECT_EQ(
+      outlook.advice(),
+      "how often to save shows after 10 min of training (now 3 s); or name the time between two failures: "
+      "ckptctl history --mtbf=7d");
+  EXPECT_GT(maker.Make(86400)->advised_interval_seconds(), 1);
+}
+
 TEST(SaveOutlook, ExpectsThatALargerCheckpointTakesLonger) {
   OutlookMaker maker;
   maker.Add(Save(1000, 1, 1000, 1, 10));
