@@ -109,12 +109,14 @@ class RootDirectory:
 
 def _why_not_made(error: OSError) -> str:
     """Returns what an error says of a root that was to be made. os.makedirs() names the first directory that is not there."""
-    why, missing = error.strerror or str(error), str(error.filename)
+    why = error.strerror or str(error)
+    if error.filename is None:
+        return why
     try:
-        os.lstat(missing)
+        os.lstat(error.filename)
     except FileNotFoundError:
         return (
-            f"there is no {missing} on {socket.gethostname()}, and this user cannot make it ({why}); "
+            f"there is no {error.filename} on {socket.gethostname()}, and this user cannot make it ({why}); "
             "mount its file system there, or make it for this user"
         )
     except OSError:
