@@ -58,17 +58,11 @@ absl::StatusOr<DcpReport> ConvertDcpToSafetensors(
   if (weights.empty()) return NoTensor(entries, options.prefix);
   CKPTD_ASSIGN_OR_RETURN(const std::vector<PlannedFile> files, PlanWeightFiles(weights, options.files));
   report.tensors = static_cast<int64_t>(weights.size());
-  for (const PlannedFile& file : files) {
-    report.names.push_back(file.path);
-    report.size.files += 1;
-    report.size.bytes += file.size;
-  }
+  report.size = SizeOf(files);
+  for (const PlannedFile& file : files) report.names.push_back(file.path);
   if (options.dry_run) return report;
-  CKPTD_ASSIGN_OR_RETURN(OutputTree out,
-                         OutputTree::Make(fs, parent, name, report.size, options.output, &report.removed));
-  CKPTD_RETURN_IF_ERROR(out.Stream(in, tensors.inputs(), files,
-                                   [&](int64_t bytes) { return progress(report.size.bytes, bytes); }));
-  CKPTD_RETURN_IF_ERROR(out.Publish());
+  CKPTD_RETURN_IF_ERROR(
+      WriteOutput(fs, in, tensors.inputs(), parent, name, files, options.output, progress, &report.removed));
   return report;
 }
 

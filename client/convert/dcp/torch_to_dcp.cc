@@ -117,17 +117,11 @@ absl::StatusOr<DcpReport> ConvertTorchToDcp(
        .size = metadata_bytes,
        .literals = std::move(metadata),
        .pieces = {{.offset = 0, .size = metadata_bytes, .input = Piece::kLiteral, .from = 0}}}};
-  for (const PlannedFile& planned : files) {
-    report.names.push_back(planned.path);
-    report.size.files += 1;
-    report.size.bytes += planned.size;
-  }
+  report.size = SizeOf(files);
+  for (const PlannedFile& planned : files) report.names.push_back(planned.path);
   if (options.dry_run) return report;
-  CKPTD_ASSIGN_OR_RETURN(OutputTree out,
-                         OutputTree::Make(fs, parent, name, report.size, options.output, &report.removed));
   CKPTD_RETURN_IF_ERROR(
-      out.Stream(in, {file}, files, [&](int64_t bytes) { return progress(report.size.bytes, bytes); }));
-  CKPTD_RETURN_IF_ERROR(out.Publish());
+      WriteOutput(fs, in, {file}, parent, name, files, options.output, progress, &report.removed));
   return report;
 }
 

@@ -17,17 +17,11 @@ absl::StatusOr<ZeroToFp32Report> ConvertZeroToFp32(
   report.stage = gathered.stage;
   report.ranks = gathered.ranks;
   report.weights = static_cast<int64_t>(gathered.weights.size());
-  for (const PlannedFile& file : files) {
-    report.names.push_back(file.path);
-    report.size.files += 1;
-    report.size.bytes += file.size;
-  }
+  report.size = SizeOf(files);
+  for (const PlannedFile& file : files) report.names.push_back(file.path);
   if (options.dry_run) return report;
-  CKPTD_ASSIGN_OR_RETURN(OutputTree out,
-                         OutputTree::Make(fs, parent, name, report.size, options.output, &report.removed));
-  CKPTD_RETURN_IF_ERROR(out.Stream(in, gathered.inputs, files,
-                                   [&](int64_t bytes) { return progress(report.size.bytes, bytes); }));
-  CKPTD_RETURN_IF_ERROR(out.Publish());
+  CKPTD_RETURN_IF_ERROR(
+      WriteOutput(fs, in, gathered.inputs, parent, name, files, options.output, progress, &report.removed));
   return report;
 }
 

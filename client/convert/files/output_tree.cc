@@ -69,4 +69,22 @@ absl::Status OutputTree::Publish() {
   return staging_.Publish();
 }
 
+OutputSize SizeOf(const std::vector<PlannedFile>& files) {
+  OutputSize size = {.files = static_cast<int64_t>(files.size()), .bytes = 0};
+  for (const PlannedFile& file : files) size.bytes += file.size;
+  return size;
+}
+
+absl::Status WriteOutput(FileSystem& fs, Handle in, const std::vector<std::string>& inputs, Handle parent,
+                         const std::string& name, const std::vector<PlannedFile>& files,
+                         const OutputOptions& options,
+                         const std::function<bool(int64_t total, int64_t bytes)>& progress,
+                         std::vector<std::string>* removed) {
+  const OutputSize size = SizeOf(files);
+  CKPTD_ASSIGN_OR_RETURN(OutputTree out, OutputTree::Make(fs, parent, name, size, options, removed));
+  CKPTD_RETURN_IF_ERROR(
+      out.Stream(in, inputs, files, [&](int64_t bytes) { return progress(size.bytes, bytes); }));
+  return out.Publish();
+}
+
 }  // namespace ckptd

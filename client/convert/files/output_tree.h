@@ -28,6 +28,8 @@ struct OutputSize {
   int64_t bytes = 0;
 };
 
+OutputSize SizeOf(const std::vector<PlannedFile>& files);
+
 class OutputTree {
  public:
   // Makes the staging directory of `name` in `parent`. RESOURCE_EXHAUSTED, reason NO_SPACE, if the file
@@ -61,6 +63,15 @@ class OutputTree {
   std::string io_backend_;
   std::vector<std::string> directories_;
 };
+
+// Makes `name` in `parent`, a directory of these files, whose pieces come from `inputs` beneath `in`. Calls `progress` with
+// the bytes to write and those written so far; if it returns false, the result is ABORTED, reason INTERRUPTED. After an
+// error nothing is left behind, except if it is INDETERMINATE. Errors are those of OutputTree.
+absl::Status WriteOutput(FileSystem& fs, Handle in, const std::vector<std::string>& inputs, Handle parent,
+                         const std::string& name, const std::vector<PlannedFile>& files,
+                         const OutputOptions& options,
+                         const std::function<bool(int64_t total, int64_t bytes)>& progress,
+                         std::vector<std::string>* removed);
 
 }  // namespace ckptd
 #endif  // CKPTD_CLIENT_CONVERT_FILES_OUTPUT_TREE_H_
