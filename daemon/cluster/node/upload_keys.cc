@@ -92,7 +92,7 @@ void UploadKeys::Read(absl::AnyInvocable<void(absl::StatusOr<Known>)> read) {
                }));
 }
 
-// Nobody else writes the record while this node coordinates, so what is found there is what it has written.
+// Only the coordinator writes the record, so what this node finds there while it coordinates is what it has written.
 void UploadKeys::Write(const ledger::v1::RunUploads& record, Done written) {
   CompareAndSwap swap;
   swap.ranges = {{keys_.UploadRecord()}};

@@ -1,5 +1,5 @@
 // Seam: what a run that several nodes share uploads, as they all know it. Real: NodesRun (daemon/cluster); fake:
-// tests/testing/fake_shared_run.h.
+// tests/testing/fake_shared_uploads.h.
 //
 // Called on the engine's thread, where callbacks run, too, after the call has returned.
 #ifndef CKPTD_DAEMON_ENGINE_SEAMS_SHARED_UPLOADS_H_

@@ -52,6 +52,20 @@ int64_t NewestSequence(const Run& run) {
   return run.catalog.committed().empty() ? 0 : run.catalog.committed().rbegin()->first;
 }
 
+// `policy`: an UploadPolicy, or an UploadRecord that has the fields of one.
+template <typename Policy>
+void Apply(const Policy& policy, UploadRecord* record) {
+  if (record->url() != policy.url()) {
+    // What lies under the other URL stays there.
+    record->clear_uploaded();
+    record->clear_obsolete();
+    record->set_url(policy.url());
+  }
+  record->set_every(std::max(1, policy.every()));
+  record->set_keep_last(policy.keep_last());
+  record->set_evict_before_upload(policy.evict_before_upload());
+}
+
 // The newest checkpoint of an earlier attempt; 0: there is none.
 int64_t NewestBefore(const Run& run, int64_t attempt) {
   int64_t newest = 0;
@@ -123,15 +137,7 @@ void Uploads::SetPolicy(Run* run, const v1::UploadPolicy* policy) {
     record.set_every(0);
     return Store(run, /*now=*/false);
   }
-  if (record.url() != policy->url()) {
-    // What lies under the other URL stays there.
-    record.clear_uploaded();
-    record.clear_obsolete();
-    record.set_url(policy->url());
-  }
-  record.set_every(std::max(1, policy->every()));
-  record.set_keep_last(policy->keep_last());
-  record.set_evict_before_upload(policy->evict_before_upload());
+  Apply(*policy, &record);
   Store(run, /*now=*/false);
 }
 
@@ -247,7 +253,7 @@ void Uploads::BeginTerm(Run* run) {
   term.read_again_at = Instant{};
 }
 
-// What is under way sends nothing more, and its answers come to nobody. The next coordinator goes on.
+// What is under way sends nothing more, and its answers are ignored. The next coordinator goes on.
 void Uploads::EndTerm(Run* run) {
   State& state = states_.Of(run);
   const int64_t was_uploading = state.uploading;
@@ -320,15 +326,7 @@ void Uploads::TakePolicy(Run* run, const SharedUploads::Known& known) {
   } else {
     if (IsEmpty(record))
       state.term.counted_through = std::max(state.term.counted_through, NewestBefore(*run, known.attempt));
-    if (record.url() != known.policy.url()) {
-      // What lies under the other URL stays there.
-      record.clear_uploaded();
-      record.clear_obsolete();
-      record.set_url(known.policy.url());
-    }
-    record.set_every(known.policy.every());
-    record.set_keep_last(known.policy.keep_last());
-    record.set_evict_before_upload(known.policy.evict_before_upload());
+    Apply(known.policy, &record);
   }
   state.term.is_unwritten |= record.SerializeAsString() != before;
 }

@@ -98,8 +98,8 @@ class Uploads {
     int64_t shown_version = -1;   // Of SharedUploads.
     bool is_asked = false;        // A rank of this node has joined with a policy.
     int64_t counted_through = 0;  // By the coordinator, as this node knows.
-    // The rest is of this node as the coordinator. `number` rises when it becomes one, and when it is none any
-    // more: what it has asked for before that is not its business any longer.
+    // The rest is of this node as the coordinator. `number` rises when it becomes the coordinator and when it
+    // ceases to be it: answers to what it has asked for under an earlier number are ignored.
     int64_t number = 0;
     UploadIo::MayGoOn leads;  // Null: it does not coordinate.
     bool is_loaded = false;   // The record is etcd's, with what was done since.
@@ -107,8 +107,7 @@ class Uploads {
     bool is_unwritten = false;  // The record is to be written.
     Instant read_again_at{};
     storage::v1::UploadRecord policy;  // As it was read last.
-    int64_t written_through =
-        0;  // The next coordinator knows that the checkpoints up to this one were counted.
+    int64_t written_through = 0;       // Up to which checkpoint etcd says that they were counted.
   };
   struct State {
     storage::v1::UploadRecord record;
