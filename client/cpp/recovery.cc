@@ -309,7 +309,7 @@ void RunImpl::Assign(const std::shared_ptr<StagedSave>& save, const std::string&
                      int64_t sequence) {
   MutexLock lock(mutex_);
   save->daemon_instance = daemon_instance;
-  save->sequence = sequence;
+  if (sequence != 0) save->sequence = sequence;
 }
 
 void RunImpl::SetLost(const std::shared_ptr<StagedSave>& save, const absl::Status& why) {

@@ -130,6 +130,9 @@ class NodesRun : public Authority, public NodesReading, public SharedUploads {
   void Fail(const SaveId& save, const absl::Status& why) override { saves_.Fail(save, why); }
   void Sealed(const SaveId& save) override { saves_.Sealed(save); }
   void Durable(const SaveId& save, const std::string& digest) override { saves_.Durable(save, digest); }
+  void WhenEnded(const SaveId& save, Callback<std::optional<Decision>> ended) override {
+    saves_.WhenEnded(save, std::move(ended));
+  }
   void OpenPart(InflightId64 id, const std::string& tag, int64_t sequence, const std::string& inflight,
                 int64_t manifest_bytes, Callback<absl::Status> done) override;
   void FinishPart(InflightId64 id, std::vector<storage::v1::PartRecord> parts,

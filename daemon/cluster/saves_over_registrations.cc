@@ -54,6 +54,18 @@ absl::Status LostInMemory(const absl::Status& why) {
                    why.ok() ? "" : ". ", std::string(why.message())));
 }
 
+// Of a save that has ended.
+Decision EndDecision(const SharedSave& save) {
+  if (save.state.phase() == SaveState::COMMITTED)
+    return {.phase = Decision::kCommitted, .sequence = save.sequence, .inflight = save.state.inflight()};
+  const absl::Status end = ErrorOf(save.state.end());
+  const bool is_unknown = ReasonOf(end) == reason::kIndeterminate;
+  return {.phase = is_unknown ? Decision::kUnknown : Decision::kEnded,
+          .sequence = save.sequence,
+          .inflight = save.state.inflight(),
+          .end = end};
+}
+
 }  // namespace
 
 // ---- requests of the engine
@@ -195,12 +207,10 @@ void SavesOverRegistrations::OnChanged(const SaveId& save, const SharedSave& sta
       break;
     case SaveState::COMMITTED:
       hooks_.committed(state);
-      decision.phase = Decision::kCommitted;
+      decision = EndDecision(state);
       break;
     case SaveState::ENDED:
-      decision.end = ErrorOf(state.state.end());
-      decision.phase =
-          ReasonOf(decision.end) == reason::kIndeterminate ? Decision::kUnknown : Decision::kEnded;
+      decision = EndDecision(state);
       break;
     default:
       decision.phase = Decision::kProposed;
@@ -283,6 +293,24 @@ void SavesOverRegistrations::OnTick(const SaveCoordinator* coordinator) {
     ExpireWithoutRegistration();
   }
   FollowEndOfAll();
+  AnswerAwaitedEnds();
+}
+
+// From the listing of the registration on, etcd shows each save of an earlier daemon that it has not forgotten.
+void SavesOverRegistrations::AnswerAwaitedEnds() {
+  if (awaited_ends_.empty() || revision() == 0) return;
+  std::vector<AwaitedEnd> still;
+  std::vector<std::pair<AwaitedEnd, std::optional<Decision>>> over;
+  for (AwaitedEnd& awaited : std::exchange(awaited_ends_, {})) {
+    const std::optional<SharedSave> shown = saves_->ShownAs(NameOf(awaited.save));
+    if (shown && !HasEnded(shown->state)) {
+      still.push_back(std::move(awaited));
+    } else {
+      over.emplace_back(std::move(awaited), shown ? std::optional(EndDecision(*shown)) : std::nullopt);
+    }
+  }
+  awaited_ends_ = std::move(still);
+  for (auto& [awaited, end] : over) awaited.ended(end);
 }
 
 // SharedSaves does that while there is a registration.

@@ -75,6 +75,9 @@ class SavesOverRegistrations {
   void Fail(const SaveId& save, const absl::Status& why);
   void Sealed(const SaveId& save);
   void Durable(const SaveId& save, const std::string& digest);
+  void WhenEnded(const SaveId& save, Callback<std::optional<Authority::Decision>> ended) {
+    awaited_ends_.push_back({save, std::move(ended)});
+  }
 
   // ---- what others ask
 
@@ -106,6 +109,11 @@ class SavesOverRegistrations {
     std::optional<absl::Status> failed;
   };
 
+  struct AwaitedEnd {
+    SaveId save;
+    Callback<std::optional<Authority::Decision>> ended;
+  };
+
   void Refuse(const SaveId& save, const absl::Status& why);
   void RepeatFailure(const SaveId& save);
   void Continue(const SaveId& save, const Saving& saving);
@@ -116,6 +124,7 @@ class SavesOverRegistrations {
   void ExpireWithoutRegistration();
   void SkipWhereFilesHang(const SaveCoordinator& coordinator);
   void FollowEndOfAll();
+  void AnswerAwaitedEnds();
 
   Etcd* const etcd_;
   Clock* const clock_;
@@ -124,6 +133,7 @@ class SavesOverRegistrations {
   std::string node_name_;               // This node's; empty until it has been registered.
   std::unique_ptr<SharedSaves> saves_;  // Of the present registration; null: there is none.
   std::map<SaveId, Saving> savings_;
+  std::vector<AwaitedEnd> awaited_ends_;  // Of WhenEnded, not answered.
   absl::AnyInvocable<void()> all_ended_;  // Of EndAll; null: it was not called, or was answered.
   Instant end_all_by_{};
   CallbackScope callbacks_;

@@ -50,6 +50,7 @@ void Engine::Impl::Tick() {
     runs_.OnTick(run, now);
     scrubber_.OnTick(run, now);
   }
+  earlier_.OnTick(now);
   resumes_.OnTick(now);
   adoptions_.OnTick(now);
   queue_.OnTick(now);
@@ -100,6 +101,7 @@ void Engine::Impl::ForgetRun(Run* run) {
   disk_.Forget(run);
   scanner_.Forget(run);
   ended_.Forget(run);
+  earlier_.Forget(run);
   residents_.OnRunClosed(run);
   prefetcher_.OnRunClosed(run);
   adoptions_.OnRunClosed(run);
@@ -112,6 +114,7 @@ bool Engine::Impl::IsIdle(const Run& run) const {
       disk_.IsAsking(run) || uploads_.IsActive(run) || fetches_.IsActive(run))
     return false;
   if (scanner_.IsRetryScheduled(run) || !history_.IsIdle(run) || !retention_.IsIdle(run)) return false;
+  if (earlier_.IsWaiting(run)) return false;
   // What only this daemon knows: syncs that failed, damage that may not be written down.
   if (adoptions_.HasUnsynced(run) || !DamagedAfter(run, 0, DescribeHook()).empty()) return false;
   if (!damage_.IsIdle(run)) return false;

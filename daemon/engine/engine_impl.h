@@ -48,6 +48,7 @@
 #include "daemon/engine/run/save_table.h"
 #include "daemon/engine/run/session_table.h"
 #include "daemon/engine/run/wire.h"
+#include "daemon/engine/save/earlier_saves.h"
 #include "daemon/engine/save/ended_saves.h"
 #include "daemon/engine/save/member_files.h"
 #include "daemon/engine/save/publisher.h"
@@ -116,6 +117,8 @@ class Engine::Impl {
   void RecordMissingOutcomes(Run* run, const std::vector<RecoveredSave>& recovered);
   void RecordLostSaves(Run* run, const std::vector<RecoveredSave>& recovered);
   void ReportOrphans(Run* run, int64_t attempt, const v1::JoinRunRequest& request);
+  void ReportLost(Run* run, const SaveId& id, int rank, const std::string& why);
+  void RecordEarlierEnd(Run* run, const storage::v1::Outcome& outcome);
   void FenceOff(Run* run, int64_t active_attempt);
   std::vector<std::pair<Save*, int>> UnsealedSavesOf(SessionId session) const;
   std::vector<std::pair<Run*, Member>> LeaveRuns(const SessionInfo& session);
@@ -133,14 +136,18 @@ class Engine::Impl {
   absl::Status PlaceUnasked(Save* save, const Member& member, const v1::SealRequest& request);
   void Seal(const Caller& caller, const v1::SealRequest& request, Reply<v1::SealResponse> reply);
   void Abort(const Caller& caller, const v1::AbortRequest& request, Reply<v1::AbortResponse> reply);
-  // What a Wait is about: a save in flight, or how one has ended.
+  // What a Wait is about: a save in flight, or how one has ended, or one of which this daemon knows neither.
   struct Awaited {
     Save* save = nullptr;
-    std::optional<v1::Checkpoint> past;
+    std::optional<v1::Checkpoint> past = std::nullopt;
+    Run* run = nullptr;  // And `id`: of the last kind.
+    SaveId id = {};
   };
   absl::StatusOr<Awaited> FindAwaitedByName(const Caller& caller, const std::string& name);
   absl::StatusOr<Awaited> FindAwaitedByKey(const Caller& caller, const v1::WaitRequest& request);
   void Wait(const Caller& caller, const v1::WaitRequest& request, Reply<v1::WaitResponse> reply);
+  void WaitForEarlier(Run* run, const SaveId& key, int64_t sequence, Instant deadline,
+                      Reply<v1::WaitResponse> reply);
   // The checkpoint is committed; answers when it is in the bucket, too.
   void WaitForUpload(v1::Checkpoint committed, Instant deadline, Reply<v1::WaitResponse> reply);
   absl::StatusOr<WriteTarget> BeginWrite(const Caller& caller, const v1::SaveKey& key,
@@ -245,6 +252,7 @@ class Engine::Impl {
   PartGrants grants_;
   SaveIntake intake_;
   EndedSaves ended_;
+  EarlierSaves earlier_;
   WriteStreams streams_;
   MemberFiles files_;
   Publisher publisher_;

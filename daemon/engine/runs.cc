@@ -190,8 +190,8 @@ void Engine::Impl::RecordLostSaves(Run* run, const std::vector<RecoveredSave>& r
   }
 }
 
-// Fails the saves that the rank had staged with an earlier daemon and that this one did not find complete on
-// disk.
+// The saves that the rank had staged with an earlier daemon, and that this one did not find complete on disk. Those of
+// which the authority knows nothing have failed.
 void Engine::Impl::ReportOrphans(Run* run, int64_t attempt, const v1::JoinRunRequest& request) {
   for (const v1::SaveKey& key : request.orphaned()) {
     const SaveId id{attempt, key.tag(), key.ordinal()};
@@ -207,23 +207,37 @@ void Engine::Impl::ReportOrphans(Run* run, int64_t attempt, const v1::JoinRunReq
       }
       continue;
     }
-    storage::v1::Outcome outcome;
-    outcome.set_tag(id.tag);
-    outcome.set_ordinal(id.ordinal);
-    outcome.set_attempt(attempt);
-    outcome.set_level(v1::FAILED);
-    outcome.set_reason(reason::kStagedLost);
-    outcome.set_code(static_cast<int>(absl::StatusCode::kAborted));
-    outcome.set_message(why);
-    outcome.add_ranks(request.rank());
-    outcome.set_time_us(clock_->UnixMicros());
-    outcome.set_sequence(ended_.ForgetLost(run, attempt, id.tag));
-    if (outcome.sequence() == 0)
-      observer_->OnEarlierSaveEnded(SummaryOf(*run, outcome));  // Else it was told.
-    ended_.AddFailure(run, ToWire(*run, outcome));
-    observer_->OnWarning(absl::StrCat("save of ", run->path, "/", id.tag, " failed: ", outcome.message()));
-    run->ledger->RecordOutcome(outcome, [](absl::Status) {});
+    earlier_.Find(run, id, Instant::max(),
+                  [this, run, id, rank = request.rank(), why](const std::optional<v1::Checkpoint>& end) {
+                    // Other nodes may have committed what etcd has forgotten: a Wait says that.
+                    if (!end && !run->authority->may_span_nodes()) ReportLost(run, id, rank, why);
+                  });
   }
+}
+
+void Engine::Impl::ReportLost(Run* run, const SaveId& id, int rank, const std::string& why) {
+  storage::v1::Outcome outcome;
+  outcome.set_tag(id.tag);
+  outcome.set_ordinal(id.ordinal);
+  outcome.set_attempt(id.attempt);
+  outcome.set_level(v1::FAILED);
+  outcome.set_reason(reason::kStagedLost);
+  outcome.set_code(static_cast<int>(absl::StatusCode::kAborted));
+  outcome.set_message(why);
+  outcome.add_ranks(rank);
+  outcome.set_time_us(clock_->UnixMicros());
+  outcome.set_sequence(ended_.ForgetLost(run, id.attempt, id.tag));
+  if (outcome.sequence() == 0) observer_->OnEarlierSaveEnded(SummaryOf(*run, outcome));  // Else it was told.
+  ended_.AddFailure(run, ToWire(*run, outcome));
+  observer_->OnWarning(absl::StrCat("save of ", run->path, "/", id.tag, " failed: ", why));
+  run->ledger->RecordOutcome(outcome, [](absl::Status) {});
+}
+
+// The authority has said how a save ended that an earlier daemon had taken part in.
+void Engine::Impl::RecordEarlierEnd(Run* run, const storage::v1::Outcome& outcome) {
+  observer_->OnEarlierSaveEnded(SummaryOf(*run, outcome));
+  if (outcome.level() != v1::COMMITTED) ended_.AddFailure(run, ToWire(*run, outcome));
+  run->ledger->RecordOutcome(outcome, [](absl::Status) {});
 }
 
 // From now on `active_attempt` acts: what older trainers have not fully sealed ends.

@@ -25,9 +25,16 @@ Save* FindByTag(const Run& run, const std::string& tag) {
   return found;
 }
 
-// A save that was begun with an earlier daemon, and is neither committed nor in the history: its memory is
-// gone.
-v1::Checkpoint StagedLost(const Run& run, const SaveId& key, int64_t sequence) {
+absl::Status UnknownSave(const SaveId& key) {
+  return MakeError(absl::StatusCode::kNotFound, reason::kUnknownSave,
+                   absl::StrCat("no save of ", key.tag, " (number ", key.ordinal, " of attempt ", key.attempt,
+                                ") is known"),
+                   {{"tag", key.tag}});
+}
+
+// A save that was begun with an earlier daemon, and of which neither this daemon nor the authority knows the end. On one node
+// its memory is gone; of several nodes another one may have committed it, if the authority has forgotten it.
+v1::Checkpoint Lost(const Run& run, const SaveId& key, int64_t sequence) {
   v1::Checkpoint lost;
   lost.set_name(absl::StrCat(run.name, "/checkpoints/", key.tag));
   lost.set_run(run.name);
@@ -35,11 +42,16 @@ v1::Checkpoint StagedLost(const Run& run, const SaveId& key, int64_t sequence) {
   lost.set_sequence(sequence);
   lost.set_attempt(key.attempt);
   lost.set_ordinal(key.ordinal);
-  lost.set_level(v1::FAILED);
-  lost.mutable_error()->set_reason(reason::kStagedLost);
+  const bool may_be_committed = run.authority->may_span_nodes();
+  lost.set_level(may_be_committed ? v1::INDETERMINATE : v1::FAILED);
+  lost.mutable_error()->set_reason(may_be_committed ? reason::kIndeterminate : reason::kStagedLost);
   lost.mutable_error()->set_code(static_cast<int>(absl::StatusCode::kAborted));
   lost.mutable_error()->set_message(
-      absl::StrCat("the daemon ended before the save of ", key.tag, " was committed; save again"));
+      may_be_committed
+          ? absl::StrCat(
+                "the daemon ended before this node was told how the save of ", key.tag,
+                " ended, and etcd has forgotten it. If it is a checkpoint, it is listed (ckptctl list)")
+          : absl::StrCat("the daemon ended before the save of ", key.tag, " was committed; save again"));
   return lost;
 }
 
@@ -208,12 +220,21 @@ absl::StatusOr<Engine::Impl::Awaited> Engine::Impl::FindAwaitedByKey(const Calle
   const int64_t attempt = request.attempt() != 0 ? request.attempt() : joined;
   const SaveId key{attempt, request.key().tag(), request.key().ordinal()};
   if (Save* save = run->FindSave(key)) return Awaited{save, std::nullopt};
-  if (auto past = ended_.Past(*run, key)) return Awaited{nullptr, *std::move(past)};
-  if (request.sequence() != 0) return Awaited{nullptr, StagedLost(*run, key, request.sequence())};
-  return MakeError(
-      absl::StatusCode::kNotFound, reason::kUnknownSave,
-      absl::StrCat("no save of ", key.tag, " (number ", key.ordinal, " of attempt ", attempt, ") is known"),
-      {{"tag", key.tag}});
+  return Awaited{nullptr, ended_.Past(*run, key), run, key};
+}
+
+// A save that neither is in flight here nor has an end that this daemon knows. `sequence`: that of the request.
+void Engine::Impl::WaitForEarlier(Run* run, const SaveId& key, int64_t sequence, Instant deadline,
+                                  Reply<v1::WaitResponse> reply) {
+  earlier_.Find(run, key, deadline,
+                [run, key, sequence, reply = std::move(reply)](std::optional<v1::Checkpoint> found) mutable {
+                  if (!found && sequence == 0) return reply(UnknownSave(key));
+                  if (!found) found = Lost(*run, key, sequence);
+                  if (found->sequence() == 0) found->set_sequence(sequence);
+                  v1::WaitResponse response;
+                  *response.mutable_checkpoint() = *std::move(found);
+                  reply(std::move(response));
+                });
 }
 
 void Engine::Impl::Wait(const Caller& caller, const v1::WaitRequest& request, Reply<v1::WaitResponse> reply) {
@@ -239,6 +260,8 @@ void Engine::Impl::Wait(const Caller& caller, const v1::WaitRequest& request, Re
     *response.mutable_checkpoint() = *std::move(awaited->past);
     return reply(std::move(response));
   }
+  if (awaited->save == nullptr)
+    return WaitForEarlier(awaited->run, awaited->id, request.sequence(), deadline, std::move(reply));
   Waiter waiter;
   waiter.rank = by_name ? -1 : request.key().rank();
   waiter.level = std::min(request.level(), v1::COMMITTED);

@@ -38,13 +38,15 @@ class SharedSavesTest : public EngineTest {
     }
     nodes_->calls.clear();
   }
-  Answer<v1::JoinRunResponse> JoinHere(SessionId session, int rank, std::vector<int> local_ranks = {0, 1}) {
+  Answer<v1::JoinRunResponse> JoinHere(SessionId session, int rank, std::vector<int> local_ranks = {0, 1},
+                                       const std::vector<v1::SaveKey>& orphaned = {}) {
     v1::JoinRunRequest request;
     request.set_root(Attach(session));
     request.set_rank(rank);
     request.set_world_size(4);
     request.set_launch_id("launch");
     for (int local : local_ranks) request.add_local_ranks(local);
+    request.mutable_orphaned()->Add(orphaned.begin(), orphaned.end());
     Answer<v1::JoinRunResponse> answer;
     engine_->JoinRun(As(session), request, answer.reply());
     RunQueued();
@@ -71,6 +73,18 @@ class SharedSavesTest : public EngineTest {
   }
   void SealHere() {
     for (int rank : {0, 1}) ASSERT_TRUE(Seal(sessions_[rank], begins_[rank]).status().ok());
+  }
+  // As a rank waits for a save that it has begun with an earlier daemon.
+  Answer<v1::WaitResponse> WaitForEarlier(const std::string& tag, Duration timeout, int64_t sequence = 7) {
+    v1::WaitRequest request;
+    *request.mutable_key() = Key(0, tag);
+    request.set_level(v1::COMMITTED);
+    request.set_sequence(sequence);
+    request.mutable_timeout()->set_seconds(timeout / std::chrono::seconds(1));
+    Answer<v1::WaitResponse> answer;
+    engine_->Wait(As(sessions_[0]), request, answer.reply());
+    RunQueued();
+    return answer;
   }
   // A save that is a checkpoint from now on, and leaves one checkpoint in the root.
   void CommitKeepingOne(const std::string& tag, int64_t sequence) {
@@ -883,6 +897,46 @@ TEST_F(SharedScrubTest, CoordinatorReadsBackForAllNodes) {
   EXPECT_GE(ReadsIn(std::chrono::hours(1) + std::chrono::minutes(1)), 1);
 }
 
+// ---- saves that an earlier daemon of this node had taken part in
+
+TEST_F(SharedSavesTest, RankHearsTheEndThatTheNodesHaveDecidedAndNotThatItsDaemonHasLostTheSave) {
+  ASSERT_TRUE(JoinHere(sessions_[0], 0, {0, 1}, {Key(0, "a"), Key(0, "b")}).status().ok());
+  EXPECT_THAT(Calls(), ElementsAre("WhenEnded a", "WhenEnded b"));
+  EXPECT_THAT(Failures(), ElementsAre()) << "the other nodes may have committed them";
+  auto a = WaitForEarlier("a", std::chrono::hours(1)), b = WaitForEarlier("b", std::chrono::hours(1));
+  EXPECT_THAT(Calls(), ElementsAre()) << "it is asked already";
+  EXPECT_FALSE(a.has());
+  nodes_->ends.at(0)(Phase{.phase = Phase::kCommitted, .sequence = 7});
+  nodes_->ends.at(1)(Phase{.phase = Phase::kEnded, .sequence = 8, .end = Error("NODE_LOST")});
+  EXPECT_EQ(a.get().checkpoint().level(), v1::COMMITTED);
+  EXPECT_EQ(a.get().checkpoint().sequence(), 7);
+  EXPECT_EQ(b.get().checkpoint().level(), v1::FAILED);
+  EXPECT_EQ(b.get().checkpoint().error().reason(), "NODE_LOST");
+  EXPECT_THAT(Failures(), ElementsAre("b NODE_LOST"));
+  EXPECT_EQ(WaitForEarlier("a", std::chrono::hours(1)).get().checkpoint().level(), v1::COMMITTED);
+  EXPECT_THAT(Calls(), ElementsAre()) << "it is known";
+}
+
+TEST_F(SharedSavesTest, WaitForASaveWhoseEndIsNotKnownYetEndsAtItsDeadline) {
+  auto late = WaitForEarlier("a", std::chrono::seconds(10));
+  AdvanceClock(std::chrono::seconds(11));
+  EXPECT_EQ(late.get().checkpoint().level(), v1::STAGED);
+  EXPECT_EQ(late.get().checkpoint().sequence(), 7);
+  auto patient = WaitForEarlier("a", std::chrono::seconds(10));
+  EXPECT_THAT(Calls(), ElementsAre("WhenEnded a"));
+  nodes_->ends.at(0)(Phase{.phase = Phase::kUnknown, .sequence = 7, .end = Error("INDETERMINATE")});
+  EXPECT_EQ(patient.get().checkpoint().level(), v1::INDETERMINATE);
+}
+
+TEST_F(SharedSavesTest, EndThatEtcdHasForgottenIsIndeterminate) {
+  ASSERT_TRUE(JoinHere(sessions_[0], 0, {0, 1}, {Key(0, "a")}).status().ok());
+  auto begun = WaitForEarlier("a", std::chrono::hours(1));
+  auto never = WaitForEarlier("never", std::chrono::hours(1), /*sequence=*/0);
+  for (auto& end : nodes_->ends) end(std::nullopt);
+  EXPECT_EQ(begun.get().checkpoint().level(), v1::INDETERMINATE);
+  EXPECT_EQ(never.reason(), "UNKNOWN_SAVE");
+}
+
 // ---- deleting
 
 TEST_F(SharedSavesTest, CoordinatorIsAskedToDelete) {
@@ -922,6 +976,19 @@ TEST_F(SharedSavesTest, CoordinatorDeletesWhatAnotherNodeAsksFor) {
   RunQueued();
   EXPECT_THAT(disks_[1]->evicted, ElementsAre("step1"));
   EXPECT_THAT(answers, ::testing::UnorderedElementsAre("", "CHECKPOINT_KEPT", "NO_CHECKPOINT"));
+}
+
+TEST_F(SharedSavesTest, CoordinatorDeletesACheckpointThatTheOtherNodeHasListedFirst) {
+  nodes_->leads = true;
+  ActivateFirstAttempt();
+  PutInRoot("step1", 1);
+  LookAtRoot();
+  for (int64_t sequence : {2, 3}) PutInRoot("step" + std::to_string(sequence), sequence);
+  absl::Status answer = absl::UnknownError("none yet");
+  nodes_->hooks.delete_requested("step2", 2, false, [&](const absl::Status& deleted) { answer = deleted; });
+  RunQueued();
+  EXPECT_EQ(answer, absl::OkStatus());
+  EXPECT_THAT(disks_[1]->evicted, ElementsAre("step2"));
 }
 
 TEST_F(SharedSavesTest, CoordinatorIsAskedWhatHasBecomeOfASave) {

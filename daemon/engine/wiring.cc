@@ -112,6 +112,7 @@ Engine::Impl::Impl(EngineOptions options, Clock* clock, SegmentPool* pool, Engin
                .fail = bind_front(&SaveTracker::Fail, &tracker_)}),
       ended_({.describe_save = [this](const Save& save) { return Describe(save, v1::BASIC); },
               .describe_committed = DescribeHook()}),
+      earlier_(clock, &ended_, bind_front(&Impl::RecordEarlierEnd, this)),
       streams_(&saves_),
       files_(clock, &saves_, &sizes_, &scanner_, options_.chunk_bytes,
              {.fail = bind_front(&SaveTracker::Fail, &tracker_),

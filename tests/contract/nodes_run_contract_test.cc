@@ -209,18 +209,31 @@ class NodesRunContract : public ::testing::TestWithParam<EtcdKind> {
     hooks.lost = [&node](const absl::Status& why) { node.lost.push_back(ReasonOf(why)); };
     return hooks;
   }
-  void OnChanged(Node& node, const SaveId& save, const Decision& decision) {
+  static std::string NameOf(const Decision& decision) {
     static const char* const kNames[] = {"PROPOSED",  "ADMITTED", "SEALED", "PUBLISHING",
                                          "COMMITTED", "ENDED",    "UNKNOWN"};
-    std::string text = kNames[decision.phase];
-    if (decision.phase == Decision::kEnded) absl::StrAppend(&text, " ", ReasonOf(decision.end));
-    node.heard[save.tag].push_back(text);
+    const std::string name = kNames[decision.phase];
+    return decision.phase == Decision::kEnded ? absl::StrCat(name, " ", ReasonOf(decision.end)) : name;
+  }
+  void OnChanged(Node& node, const SaveId& save, const Decision& decision) {
+    node.heard[save.tag].push_back(NameOf(decision));
     if (decision.phase == Decision::kProposed && node.accepts) node.run->Accept(save, node.keeps);
     if (decision.phase == Decision::kAdmitted) {
       EXPECT_FALSE(decision.inflight.empty());
       if (node.seals) node.run->Sealed(save);
     }
     if (decision.phase == Decision::kSealed && node.writes) node.run->Durable(save, "of " + node.name);
+  }
+  void AskForEnd(Node& node, const std::string& tag, std::string* end) {
+    node.run->WhenEnded(Id(tag), [end](const std::optional<Decision>& decision) {
+      *end = decision ? NameOf(*decision) : "unknown";
+    });
+  }
+  std::string EndOf(Node& node, const std::string& tag) {
+    std::string end;
+    AskForEnd(node, tag, &end);
+    RunUntil([&] { return !end.empty(); });
+    return end;
   }
   void Tick() {
     for (Node& node : all_) {
@@ -699,6 +712,52 @@ TEST_P(NodesRunContract, NodeThatIsRegisteredAnewLosesWhatItHasNotSealed) {
   }
   EXPECT_EQ(Activate(node, 1).code(), absl::StatusCode::kOk) << "its processes have joined again";
   SaveAll("step_2");
+}
+
+// It has no record of what the daemon before it was told.
+TEST_P(NodesRunContract, NextDaemonOfANodeHearsHowTheSavesOfTheOneBeforeEnded) {
+  Node& node = Other();
+  SaveAll("step_1");
+  for (Node& other : all_) other.writes = false;
+  BeginAll("step_2");
+  RunUntilAllHeard("step_2", "SEALED");
+  node.run->Durable(Id("step_2"), "of " + node.name);
+  RunFor(seconds(1));
+  Kill(node);
+  Start(node);
+  EXPECT_EQ(EndOf(node, "step_1"), "COMMITTED");
+  std::string end = "none yet";
+  AskForEnd(node, "step_2", &end);
+  RunFor(seconds(1));
+  EXPECT_EQ(end, "none yet") << "the other nodes may commit it";
+  for (Node& other : all_) {
+    if (&other != &node) other.run->Durable(Id("step_2"), "of " + other.name);
+  }
+  RunUntil([&] { return end != "none yet"; });
+  // With faults etcd may not have heard that its files were durable.
+  EXPECT_THAT(end, ::testing::AnyOf("COMMITTED", "ENDED NODE_LOST"));
+  RunUntil([&] { return Heard(*Coordinator(), "step_2", end); });
+  EXPECT_TRUE(Heard(*Coordinator(), "step_2", end)) << end;
+  EXPECT_EQ(EndOf(node, "never_begun"), "unknown");
+
+  BeginAll("step_3");
+  RunUntilAllHeard("step_3", "SEALED");
+  Kill(node);
+  Start(node);
+  EXPECT_EQ(EndOf(node, "step_3"), "ENDED NODE_LOST") << "its files were not durable";
+}
+
+TEST_P(NodesRunContract, EndOfAnEarlierSaveIsHeardWhenTheNodeIsRegisteredAgain) {
+  Node& node = Other();
+  SaveAll("step_1");
+  node.run->SetNode(nullptr);
+  std::string end = "none yet";
+  AskForEnd(node, "step_1", &end);
+  RunFor(seconds(1));
+  EXPECT_EQ(end, "none yet");
+  RegisterAnew(node);
+  RunUntil([&] { return end != "none yet"; });
+  EXPECT_EQ(end, "COMMITTED");
 }
 
 // Else the coordinator could commit a save of this node, and remove what it failed to load, before it hears

@@ -129,6 +129,32 @@ def test_unknown_deletion_may_be_carried_out_later(history):
     assert explained(history)
 
 
+def test_deletion_that_was_repeated_after_its_answer_was_lost_may_find_nothing(history):
+    history.save(1, "a", 0, 1)
+    history.save(2, "b", 2, 3)
+    history.change("delete", "a", 4, "NO_CHECKPOINT", end=6)
+    history.listed(7, (2, "b", False), fresh=True)
+    assert explained(history)
+
+
+def test_pin_may_be_made_again_as_long_as_its_answer_is_outstanding(history):
+    history.save(1, "a", 0, 1)
+    history.change("pin", "a", 2, step=1, end=6)
+    history.listed(3, (1, "a", True), fresh=True)
+    history.change("unpin", "a", 4, step=1, node="gpu2")
+    history.listed(7, (1, "a", True), fresh=True)
+    assert explained(history)
+
+
+def test_checkpoint_that_is_gone_may_be_unpinned(history):
+    history.save(1, "a", 0, 1)
+    history.save(2, "a", 2, 3)
+    history.change("pin", "a", 4, step=2, node="gpu2")
+    history.change("unpin", "a", 5, step=1)
+    history.listed(6, (2, "a", True), fresh=True)
+    assert explained(history)
+
+
 def test_sealed_save_of_an_older_attempt_may_be_published_before_the_next_one_resumes(history):
     history.save(1, "a", 0, 5, attempt=1)
     history.resume(1, 1, 4, attempt=2)
@@ -246,6 +272,14 @@ def test_deleted_checkpoint_that_stays_is_refused(history):
     history.save(2, "b", 2, 3)
     history.change("delete", "a", 4, step=1)
     history.listed(5, (2, "b", False), (1, "a", False))
+    assert not explained(history)
+
+
+def test_deletion_that_finds_nothing_at_once_and_has_deleted_is_refused(history):
+    history.save(1, "a", 0, 1)
+    history.save(2, "b", 2, 3)
+    history.change("delete", "a", 4, "NO_CHECKPOINT")
+    history.listed(7, (2, "b", False), fresh=True)
     assert not explained(history)
 
 

@@ -15,7 +15,7 @@ bool NeedsTrainers(const std::string& reason) {
 
 // The node takes no part any longer, and does not know how the save ends.
 bool IsOpenEnd(v1::Level level, const std::string& reason) {
-  return level == v1::INDETERMINATE || reason == "LEDGER_UNAVAILABLE" || reason == "STAGED_LOST";
+  return level == v1::INDETERMINATE || reason == "LEDGER_UNAVAILABLE";
 }
 
 }  // namespace

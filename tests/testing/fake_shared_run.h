@@ -46,6 +46,7 @@ class FakeSharedRun : public Authority {
   std::vector<Callback<absl::StatusOr<Settled>>> settlings;
   std::vector<Callback<absl::StatusOr<std::string>>> parts;
   std::vector<Callback<absl::StatusOr<LoadedCheckpoint>>> loads;
+  std::vector<Callback<std::optional<Decision>>> ends;
   std::vector<storage::v1::PartRecord> records;  // Of the last FinishPart.
 
   // Whether what is decided of a resume is answered by AnswerLate, as it was when it was asked.
@@ -95,6 +96,10 @@ class FakeSharedRun : public Authority {
   void Sealed(const SaveId& save) override { calls.push_back("Sealed " + save.tag); }
   void Durable(const SaveId& save, const std::string& digest) override {
     calls.push_back("Durable " + save.tag + " " + digest);
+  }
+  void WhenEnded(const SaveId& save, Callback<std::optional<Decision>> ended) override {
+    calls.push_back("WhenEnded " + save.tag);
+    ends.push_back(std::move(ended));
   }
   void OpenPart(InflightId64 id, const std::string& tag, int64_t sequence, const std::string& inflight,
                 int64_t, Callback<absl::Status> done) override {

@@ -175,6 +175,13 @@ std::optional<SaveState> SharedSaves::Shown(int64_t sequence) const {
   return state;
 }
 
+std::optional<SharedSave> SharedSaves::ShownAs(const SaveName& name) const {
+  const auto sequence = sequences_.find(name);
+  if (sequence == sequences_.end()) return std::nullopt;
+  std::optional<SaveState> state = Shown(sequence->second);
+  return state ? std::optional(SharedSave{sequence->second, *std::move(state)}) : std::nullopt;
+}
+
 // ---- requests to etcd
 
 void SharedSaves::Ask(const SaveName& name) {
@@ -207,12 +214,7 @@ void SharedSaves::TellKnown(const SaveName& name) {
 
 // The save as the watch shows it, or a prepared save whose sequence it may get.
 std::optional<SharedSave> SharedSaves::Known(const SaveName& name, const NodeSave& part) const {
-  const auto sequence = sequences_.find(name);
-  if (sequence == sequences_.end()) return OpenFor(name, part);
-  SharedSave save{sequence->second, {}};
-  const std::string* const shown = states_.Find(keys_.SaveState(save.sequence));
-  if (shown == nullptr || !save.state.ParseFromString(*shown)) return std::nullopt;
-  return save;
+  return sequences_.contains(name) ? ShownAs(name) : OpenFor(name, part);
 }
 
 std::optional<SharedSave> SharedSaves::OpenFor(const SaveName& name, const NodeSave& part) const {

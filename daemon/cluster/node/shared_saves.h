@@ -114,6 +114,8 @@ class SharedSaves {
   std::string WaitsFor(const SaveName& name) const;
   // The state of the save with this sequence, as etcd has last shown it.
   std::optional<ledger::v1::SaveState> Shown(int64_t sequence) const;
+  // Likewise, by its name: also a save that this node has not begun.
+  std::optional<SharedSave> ShownAs(const SaveName& name) const;
   // As that of EtcdMirror, of what Shown answers.
   int64_t revision() const { return states_.revision(); }
   void OnTick();  // Call it several times a second.

@@ -173,7 +173,10 @@ std::set<int64_t> Retention::Leaving(const Run& run) const {
 }
 
 void Retention::OnScanned(Run* run) {
-  if (std::exchange(states_.Of(run).apply_after_scan, false)) Apply(run);
+  State& state = states_.Of(run);
+  for (Deletion& waiting : std::exchange(state.deletions_after_scan, {}))
+    TryToDelete(run, std::move(waiting));
+  if (std::exchange(state.apply_after_scan, false)) Apply(run);
 }
 
 void Retention::Apply(Run* run) {
@@ -290,21 +293,36 @@ absl::Status Retention::CheckDeletable(const Run& run, int64_t sequence, bool fo
 }
 
 void Retention::ContinueDeletions(Run* run) {
-  for (Deletion& waiting : std::exchange(states_.Of(run).deletions, {}))
-    Delete(run, waiting.sequence, waiting.force, std::move(waiting.deleted));
+  for (Deletion& waiting : std::exchange(states_.Of(run).deletions, {})) TryToDelete(run, std::move(waiting));
 }
 
 void Retention::Delete(Run* run, int64_t sequence, bool force, Callback<absl::Status> deleted) {
-  if (history_->IsWriting(*run))
-    return states_.Of(run).deletions.push_back({sequence, force, std::move(deleted)});
-  AskResumed(run, [this, run, sequence, force,
-                   deleted = std::move(deleted)](absl::StatusOr<int64_t> resumed) mutable {
-    if (!resumed.ok()) return deleted(resumed.status());
-    if (absl::Status kept = CheckDeletable(*run, sequence, force, *resumed); !kept.ok()) return deleted(kept);
+  TryToDelete(run, {sequence, force, std::move(deleted)});
+}
+
+void Retention::TryToDelete(Run* run, Deletion deletion) {
+  if (history_->IsWriting(*run)) return states_.Of(run).deletions.push_back(std::move(deletion));
+  AskResumed(run, [this, run, deletion = std::move(deletion)](absl::StatusOr<int64_t> resumed) mutable {
+    if (!resumed.ok()) return deletion.deleted(resumed.status());
+    const int64_t sequence = deletion.sequence;
+    if (MayBeUnseen(*run, deletion)) {
+      deletion.has_scanned = true;
+      states_.Of(run).deletions_after_scan.push_back(std::move(deletion));
+      return hooks_.needs_scan(run);
+    }
+    if (absl::Status kept = CheckDeletable(*run, sequence, deletion.force, *resumed); !kept.ok())
+      return deletion.deleted(kept);
     run->catalog.BeginEviction(sequence);
-    if (states_.Of(run).pointed.contains(sequence)) return ReleaseAndEvict(run, sequence, std::move(deleted));
-    UnpinAndEvict(run, sequence, std::move(deleted));
+    if (states_.Of(run).pointed.contains(sequence))
+      return ReleaseAndEvict(run, sequence, std::move(deletion.deleted));
+    UnpinAndEvict(run, sequence, std::move(deletion.deleted));
   });
+}
+
+// The node that asks may list a checkpoint before this one, which coordinates, does.
+bool Retention::MayBeUnseen(const Run& run, const Deletion& deletion) const {
+  return run.authority->may_span_nodes() && !deletion.has_scanned &&
+         run.catalog.Find(deletion.sequence) == nullptr;
 }
 
 void Retention::ReleaseAndEvict(Run* run, int64_t sequence, Callback<absl::Status> deleted) {
@@ -410,7 +428,7 @@ bool Retention::IsWorking(const Run& run) const {
 bool Retention::IsIdle(const Run& run) const {
   const State& state = states_.Of(&run);
   return state.deciding.empty() && state.pinning.empty() && state.asking == 0 && state.deletions.empty() &&
-         !HasEvictions(run);
+         state.deletions_after_scan.empty() && !HasEvictions(run);
 }
 
 }  // namespace ckptd

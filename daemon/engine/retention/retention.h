@@ -110,6 +110,7 @@ class Retention {
     int64_t sequence = 0;
     bool force = false;
     Callback<absl::Status> deleted;
+    bool has_scanned = false;  // The root, because the checkpoint was not listed.
   };
   struct State {
     std::vector<RetentionPolicy> policies;
@@ -124,6 +125,7 @@ class Retention {
     std::multiset<int64_t> deciding;  // Resume decisions on their way to disk.
     int asking = 0;                   // Questions to the ledger that are not answered.
     std::vector<Deletion> deletions;  // Wait for the history.
+    std::vector<Deletion> deletions_after_scan;
   };
   // Answers with the checkpoint that the newest attempt resumes from; 0: none.
   void AskResumed(Run* run, absl::AnyInvocable<void(absl::StatusOr<int64_t>)> answer);
@@ -132,6 +134,8 @@ class Retention {
   void AddUses(const Run& run, int64_t resumed, Keepers* keepers, bool also_held = false) const;
   void EvictVictims(Run* run, int64_t resumed);
   void ContinueDeletions(Run* run);
+  void TryToDelete(Run* run, Deletion deletion);
+  bool MayBeUnseen(const Run& run, const Deletion& deletion) const;
   absl::Status CheckDeletable(const Run& run, int64_t sequence, bool force, int64_t resumed) const;
   void ReleaseAndEvict(Run* run, int64_t sequence, Callback<absl::Status> deleted);
   void UnpinAndEvict(Run* run, int64_t sequence, Callback<absl::Status> deleted);

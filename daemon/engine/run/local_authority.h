@@ -49,6 +49,8 @@ class LocalAuthority : public Authority {
   void Accept(const SaveId& save, const std::optional<storage::v1::RetentionPolicy>& retention) override;
   void Sealed(const SaveId& save) override;
   void Fail(const SaveId& save, const absl::Status& why) override;
+  // The save was in the memory of that daemon alone.
+  void WhenEnded(const SaveId&, Callback<std::optional<Decision>> ended) override { ended(std::nullopt); }
   void OpenPart(InflightId64 id, const std::string& tag, int64_t sequence, const std::string& inflight,
                 int64_t manifest_bytes, Callback<absl::Status> done) override;
   // The record of each rank is durable already.

@@ -110,6 +110,11 @@ void EndedSaves::Forget(const Run* run) {
   states_.Forget(run);
 }
 
+v1::Level LevelOfEnd(const absl::Status& end) {
+  if (ReasonOf(end) == reason::kSkipped) return v1::SKIPPED;
+  return ReasonOf(end) == reason::kSuperseded ? v1::SUPERSEDED : v1::FAILED;
+}
+
 absl::Status CommittedAlready(const SaveId& id) {
   return MakeError(absl::StatusCode::kAlreadyExists, reason::kSaveConflict,
                    absl::StrCat("this save of ", id.tag, " is committed already"), {{"tag", id.tag}});

@@ -58,6 +58,8 @@ class EndedSaves {
   std::vector<Save*> whole_;  // Those that have their parts still.
 };
 
+// How a save ends that ends with this error.
+v1::Level LevelOfEnd(const absl::Status& end);
 // ALREADY_EXISTS, reason SAVE_CONFLICT.
 absl::Status CommittedAlready(const SaveId& id);
 

@@ -20,12 +20,6 @@ bool MayBePublishedByRecovery(const Save& save) {
          std::all_of(save.parts.begin(), save.parts.end(), is_written);
 }
 
-// How a save ends that ends with this error.
-v1::Level LevelOf(const absl::Status& end) {
-  if (ReasonOf(end) == reason::kSkipped) return v1::SKIPPED;
-  return ReasonOf(end) == reason::kSuperseded ? v1::SUPERSEDED : v1::FAILED;
-}
-
 storage::v1::Outcome OutcomeOf(const Save& save, const v1::Checkpoint& checkpoint, int64_t now_unix_us) {
   storage::v1::Outcome outcome;
   outcome.set_tag(save.key.tag);
@@ -73,7 +67,7 @@ void SaveTracker::Fail(Save* save, const absl::Status& error) {
 }
 
 void SaveTracker::OnEnded(Save* save, const absl::Status& why) {
-  if (!save->life.Fail(LevelOf(why))) return;
+  if (!save->life.Fail(LevelOfEnd(why))) return;
   save->error = why;
   streams_->RevokeAll(save);
   hooks_.failing(save);

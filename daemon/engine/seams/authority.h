@@ -146,6 +146,11 @@ class Authority {
   // nodes are.
   virtual void Durable(const SaveId& save, const std::string& digest) = 0;
 
+  // How a save has ended that an earlier daemon of this node had taken part in: kCommitted, kEnded or kUnknown,
+  // as soon as it has. Without a deadline; a registration that is lost meanwhile makes it later. nullopt: the
+  // authority has nothing of the save (on one node: beyond the record of the ledger).
+  virtual void WhenEnded(const SaveId& save, Callback<std::optional<Decision>> ended) = 0;
+
   // Makes this node's part of an admitted save, in the directory `inflight` (Decision), or makes that
   // directory. `manifest_bytes`: the room that the manifest may need.
   virtual void OpenPart(InflightId64 id, const std::string& tag, int64_t sequence,

@@ -191,7 +191,9 @@ class Missing:
 
 @dataclasses.dataclass(frozen=True)
 class Pinned:
-    """`pin()` or `unpin()` of a checkpoint that is there. `step`: of the one that was answered; 0: any."""
+    """`pin()` or `unpin()` of a checkpoint that is there; or `unpin()` of one that is gone, of which its node had not heard. `step`: of the
+    one that was answered; 0: any.
+    """
 
     reads_only: ClassVar[bool] = False
     tag: str
@@ -201,7 +203,7 @@ class Pinned:
     def apply(self, run: Run) -> Optional[Run]:
         checkpoint = run.find(self.tag)
         if checkpoint is None or self.step not in (0, checkpoint.step):
-            return None
+            return run if self.step and not self.pinned else None
         changed = run.with_pin(self.tag, self.pinned)
         return changed if self.pinned else changed.after_retention()
 

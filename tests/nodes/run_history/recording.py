@@ -37,6 +37,9 @@ FAILED = frozenset(
 DAMAGE = frozenset(["CHECKPOINT_DAMAGED", "CORRUPT"])
 # A change of an operator that was refused with one of these was not made.
 REFUSED = frozenset("BEING_READ BEING_REMOVED DAMAGE_FOUND REMOVAL_FOUND PINNED".split())
+# The client and the daemon repeat a request whose answer was lost, so a call that has taken longer may have taken effect twice: the
+# last answer is about the last time.
+REPEATED_AFTER = 0.5
 
 
 @dataclasses.dataclass
@@ -140,15 +143,20 @@ def _single(call: Call) -> List[Operation]:
             shown = [Listed(tuple((step, tag) for step, tag, _ in call.found)), PinsListed(tuple(call.found))]
         stale_on = "" if call.fresh else call.node
         return [Operation(each, call.start, _end(call), known=known, stale_on=stale_on) for each in shown]
-    if call.answer == "NO_CHECKPOINT":
-        return [Operation(Missing(call.tag), call.start, _end(call), known=known, stale_on=call.node)]
     if call.answer == "CHECKPOINT_KEPT":
         return [Operation(Kept(call.tag), call.start, _end(call), known=known)]
     if call.answer in REFUSED:
         return []
     step = call.found if ok else 0
     effect = Deleted(call.tag, step) if call.name == "delete" else Pinned(call.tag, call.name == "pin", step)
-    return [Operation(effect, call.start, _end(call) if ok else math.inf, happened=ok, known=known if ok else ())]
+    was_repeated = _end(call) - call.start > REPEATED_AFTER
+    # A deletion of what the first one has deleted finds nothing.
+    earlier = [Operation(effect, call.start, happened=False)] if was_repeated and (call.name != "delete" or not ok) else []
+    if call.answer == "NO_CHECKPOINT":
+        return [*earlier, Operation(Missing(call.tag), call.start, _end(call), known=known, stale_on=call.node)]
+    if not ok:
+        return [Operation(effect, call.start, happened=False)]
+    return [*earlier, Operation(effect, call.start, _end(call), known=known)]
 
 
 def table(calls: Sequence[Call]) -> str:
