@@ -144,6 +144,7 @@ RootAttachment RootAttacher::Make(RootToOpen directory, const storage::v1::Known
   attachment.device = root.device();
   attachment.inode = root.inode();
   attachment.path = path;
+  attachment.own_path = directory.own_path;
   attachment.uid = directory.user.uid;
   attachment.remember = [state = state_, threads = threads_, root](RootAttachment::Remembered done) {
     threads.state([state, threads, root, done = std::move(done)]() mutable {

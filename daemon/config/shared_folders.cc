@@ -69,11 +69,11 @@ std::vector<std::string> CheckSharedFolders(const SharedFolders& folders) {
   return problems;
 }
 
-bool IsInSharedFolder(const SharedFolders& folders, const std::string& path) {
+std::string SharedFolderOf(const SharedFolders& folders, const std::string& path) {
   for (const std::string& folder : folders) {
-    if (IsIn(folder, path)) return true;
+    if (IsIn(folder, path)) return folder;
   }
-  return false;
+  return "";
 }
 
 absl::Status LookAtSharedFolder(const std::string& folder) {

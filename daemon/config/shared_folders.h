@@ -17,10 +17,13 @@ using SharedFolders = google::protobuf::RepeatedPtrField<std::string>;
 // Returns a message for each folder that is wrong: the value, and what to write. Reads no file.
 std::vector<std::string> CheckSharedFolders(const SharedFolders& folders);
 
-// Whether `path` is one of the folders or is beneath one. Both are absolute and without symbolic links,
-// because they are compared as text: asking the file system would wait for one that hangs. False if `path` is
-// empty.
-bool IsInSharedFolder(const SharedFolders& folders, const std::string& path);
+// The one of the folders that `path` is, or is beneath; empty if there is none, or `path` is empty. Both are
+// absolute and without symbolic links, because they are compared as text: asking the file system would wait for
+// one that hangs.
+std::string SharedFolderOf(const SharedFolders& folders, const std::string& path);
+inline bool IsInSharedFolder(const SharedFolders& folders, const std::string& path) {
+  return !SharedFolderOf(folders, path).empty();
+}
 
 // OK if the folder is a directory at this very path. INVALID_ARGUMENT with what to do if it is not there,
 // is no directory, or has symbolic links in its path: then no root is ever found beneath it. Blocks on its

@@ -55,6 +55,8 @@ v1::Run Engine::Impl::Describe(const Run& run) const {
   description.set_name(run.name);
   description.set_path(run.path);
   description.set_uid(static_cast<int>(run.uid));
+  description.set_device(run.device);
+  description.set_inode(run.inode);
   description.set_degraded(run.degraded);
   description.set_read_only(run.read_only);
   if (!run.open) return description;

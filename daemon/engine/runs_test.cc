@@ -153,6 +153,7 @@ class IdleRunsTest : public EngineTest {
     attachment.inode = inode;
     attachment.path = "/root" + std::to_string(inode);
     attachment.uid = 1000;
+    attachment.own_path = "/own" + std::to_string(inode);
     attachment.make_io = [this, inode]() -> absl::StatusOr<RootAccess> {
       if (!io_error_.ok()) return io_error_;
       if (disks_[inode] == nullptr) disks_[inode] = std::make_shared<FakeDisk>();
@@ -160,7 +161,6 @@ class IdleRunsTest : public EngineTest {
       auto io = std::make_unique<FakeRootIo>(disks_[inode], &queue_);
       ios_[inode] = io.get();
       RootAccess access{std::move(io)};
-      access.own_path = "/own" + std::to_string(inode);
       if (is_shared_) {
         auto nodes = std::make_unique<FakeSharedRun>(ios_.at(inode));
         nodes_ = nodes.get();

@@ -6,8 +6,8 @@
 namespace ckptd {
 
 RunTable::Options Engine::Impl::RunTableOptions() const {
-  return {options_.root_lock_timeout, options_.attach_timeout, options_.idle_root, options_.roots_per_uid,
-          options_.file_systems_per_uid};
+  return {options_.root_lock_timeout, options_.attach_timeout,       options_.idle_root,
+          options_.roots_per_uid,     options_.file_systems_per_uid, options_.shared_folder};
 }
 
 void Engine::Impl::SetLimits(const EngineOptions& options) {

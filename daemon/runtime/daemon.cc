@@ -159,8 +159,8 @@ class Daemon {
  private:
   absl::Status StartEngine(Inheritance inheritance);
   absl::Status StartCluster(const GrpcEtcd::Post& post);
+  EngineOptions OptionsOfEngine(const config::v1::DaemonConfig& config);
   absl::StatusOr<RootAccess> OpenRoot(RootToOpen root);
-  absl::StatusOr<RootAccess> MakeAccess(RootToOpen root);
   void LookAtSharedFolders(const SharedFolders& folders);
   void SetLimits(const config::v1::DaemonConfig& config);
   absl::Status SetPool(const config::v1::DaemonConfig& config);
@@ -302,8 +302,8 @@ absl::Status Daemon::StartEngine(Inheritance inheritance) {
       PoolOptionsOf(config_), post, [](const std::string& text) { Log(LogLevel::kWarning, text); },
       {.store = store_.get(), .used = std::move(inheritance.used), .unused = std::move(inheritance.unused)});
   CKPTD_RETURN_IF_ERROR(StartCluster(post));
-  engine_ = std::make_unique<Engine>(EngineOptionsOf(config_, context_.daemon_instance), &SystemClock(),
-                                     pool_.get(), &save_log_, journal_.get());
+  engine_ = std::make_unique<Engine>(OptionsOfEngine(config_), &SystemClock(), pool_.get(), &save_log_,
+                                     journal_.get());
   engine_->Inherit(std::move(inheritance.saves));
   loop_->Start(
       [this] {
@@ -364,8 +364,7 @@ void Daemon::SetLimits(const config::v1::DaemonConfig& config) {
   attaches_->SetTimeout(AttachLimitsOf(config).timeout);
   grpc_->SetLimits(GrpcLimitsOf(config));
   handoff_->SetMostConnectionsPerUser(limits.connections_per_uid());
-  loop_->Post([this, options = EngineOptionsOf(config, context_.daemon_instance),
-               bound = SharedRootsOptionsOf(config).bound] {
+  loop_->Post([this, options = OptionsOfEngine(config), bound = SharedRootsOptionsOf(config).bound] {
     engine_->SetLimits(options);
     if (shared_roots_ != nullptr) shared_roots_->SetBound(bound);
   });
@@ -421,14 +420,15 @@ absl::StatusOr<bool> Daemon::RenewEtcdCredentials(const config::v1::DaemonConfig
   return done.get();
 }
 
-absl::StatusOr<RootAccess> Daemon::OpenRoot(RootToOpen root) {
-  const std::string own_path = root.own_path;
-  CKPTD_ASSIGN_OR_RETURN(RootAccess access, MakeAccess(std::move(root)));
-  access.own_path = own_path;
-  return access;
+EngineOptions Daemon::OptionsOfEngine(const config::v1::DaemonConfig& config) {
+  EngineOptions options = EngineOptionsOf(config, context_.daemon_instance);
+  options.shared_folder = [this](const std::string& own_path) {
+    return shared_roots_ == nullptr ? "" : shared_roots_->FolderOf(own_path);
+  };
+  return options;
 }
 
-absl::StatusOr<RootAccess> Daemon::MakeAccess(RootToOpen root) {
+absl::StatusOr<RootAccess> Daemon::OpenRoot(RootToOpen root) {
   UniqueFd directory(::fcntl(root.directory.get(), F_DUPFD_CLOEXEC, 3));
   if (!directory) return ErrnoError(errno, absl::StrCat("duplicating the descriptor of ", root.path));
   std::unique_ptr<UploadIo> uploads = uploads_->ForRoot(std::move(directory), root.user);

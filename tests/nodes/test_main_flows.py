@@ -53,6 +53,8 @@ def test_two_nodes_save_and_launches_with_other_ranks_on_them_resume(pair, root)
     assert tags(root) == ["step_2", "step_1"]
     for node in pair.nodes:
         node.ask("verify", root)
+    names = {node.listed(root)[0]["name"] for node in pair.nodes}
+    assert len(names) == 1, f"an operator would find nothing on the other node: {names}"
     with launched("second", root, pair.nodes, ranks_per_node=1) as job:
         assert job.do("me.resume()") == [["step_2", 2, ALL_FILES]] * 2
         assert_committed(job.save("step_3", 3))

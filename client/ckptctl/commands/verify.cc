@@ -172,15 +172,20 @@ v1::ReportDamageRequest DamageReport(const std::string& run, const VerifyReport&
 void ReportDamages(const Context& context, const std::string& root,
                    const std::vector<VerifyReport>& reports) {
   if (std::all_of(reports.begin(), reports.end(), IsWhole)) return;
-  const std::string run = RunOfDirectory(root);
   const absl::StatusOr<std::unique_ptr<client::Rpc>> rpc = Connect(context);
-  if (!rpc.ok() || run.empty()) return;
+  if (!rpc.ok()) return;
+  const absl::StatusOr<v1::ListRunsResponse> runs = (*rpc)->ListRuns(CallTimeout(context));
+  if (!runs.ok()) return;
+  const auto run = std::find_if(runs->runs().begin(), runs->runs().end(),
+                                [&root](const v1::Run& each) { return IsRootOf(each, root); });
+  if (run == runs->runs().end()) return;
   for (const VerifyReport& report : reports) {
     // A checkpoint whose manifest is damaged has no sequence; the daemon's scan has found it.
     if (IsWhole(report) || report.manifest.summary.sequence() == 0) continue;
-    const absl::Status told = (*rpc)->ReportDamage(DamageReport(run, report), CallTimeout(context)).status();
+    const absl::Status told =
+        (*rpc)->ReportDamage(DamageReport(run->name(), report), CallTimeout(context)).status();
     const bool is_unknown = absl::IsUnavailable(told) || absl::IsNotFound(told);
-    if (is_unknown) continue;  // There is no daemon, or it does not know this root.
+    if (is_unknown) continue;  // The daemon has ended, or the checkpoint is gone.
     *context.err << "ckptctl: " << Printable(report.tag)
                  << (told.ok() ? ": the daemon was told, and offers it no more"
                                : absl::StrCat(": the daemon could not be told: ",
@@ -196,7 +201,7 @@ absl::Status CheckRepaired(const Context& context, client::Rpc& rpc, const std::
   const size_t middle = name.find("/checkpoints/");
   CKPTD_ASSIGN_OR_RETURN(const v1::Run run, FindRun(runs, name.substr(0, middle)));
   const std::string tag = name.substr(middle + std::string("/checkpoints/").size());
-  if (RunOfDirectory(run.path()) != run.name()) {
+  if (!IsRootOf(run, run.path())) {
     return MakeError(
         absl::StatusCode::kFailedPrecondition, "ROOT_UNREADABLE",
         absl::StrCat("the root ", run.path(), " cannot be read here, so that nobody knows whether ", tag,

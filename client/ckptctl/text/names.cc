@@ -2,6 +2,7 @@
 
 #include <sys/stat.h>
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -29,23 +30,34 @@ std::string Known(const v1::ListRunsResponse& runs) {
   return known;
 }
 
+// Of the directory at `path`.
+std::optional<struct stat> StatOf(const std::string& path) {
+  struct stat info {};
+  return ::stat(path.c_str(), &info) == 0 ? std::optional(info) : std::nullopt;
+}
+
+bool IsIn(const v1::Run& run, const struct stat& directory) {
+  if (run.inode() == 0)
+    return run.name() == RunName(directory.st_dev, directory.st_ino);  // Of an older daemon.
+  return run.device() == directory.st_dev && run.inode() == directory.st_ino;
+}
+
 }  // namespace
 
-std::string RunOfDirectory(const std::string& path) {
-  struct stat stat;
-  if (::stat(path.c_str(), &stat) != 0) return "";
-  return RunName(stat.st_dev, stat.st_ino);
+bool IsRootOf(const v1::Run& run, const std::string& path) {
+  const std::optional<struct stat> directory = StatOf(path);
+  return directory && IsIn(run, *directory);
 }
 
 absl::StatusOr<v1::Run> FindRun(const v1::ListRunsResponse& runs, const std::string& wanted) {
-  const std::string of_directory = RunOfDirectory(wanted);
+  const std::optional<struct stat> directory = StatOf(wanted);
   std::vector<const v1::Run*> claims;
   for (const v1::Run& run : runs.runs()) {
-    if (run.name() == wanted || run.name() == of_directory) return run;
+    if (run.name() == wanted || (directory && IsIn(run, *directory))) return run;
     if (run.path() == wanted) claims.push_back(&run);
   }
   // This process cannot stat the path; it may belong to another mount namespace.
-  if (of_directory.empty() && claims.size() == 1) return *claims[0];
+  if (!directory && claims.size() == 1) return *claims[0];
   if (claims.empty()) {
     return MakeError(
         absl::StatusCode::kNotFound, "UNKNOWN_RUN",
@@ -54,7 +66,7 @@ absl::StatusOr<v1::Run> FindRun(const v1::ListRunsResponse& runs, const std::str
   const std::string claimed = absl::StrJoin(claims, " and ", [](std::string* out, const v1::Run* run) {
     absl::StrAppend(out, run->name(), " (uid ", run->uid(), ")");
   });
-  if (of_directory.empty()) {
+  if (!directory) {
     return InvalidArgument(absl::StrCat(claimed, " both name ", wanted, " as their root; write runs/ID"));
   }
   return MakeError(absl::StatusCode::kNotFound, "UNKNOWN_RUN",

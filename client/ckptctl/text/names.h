@@ -15,9 +15,9 @@ namespace ckptd::ctl {
 // known runs.
 absl::StatusOr<v1::Run> FindRun(const v1::ListRunsResponse& runs, const std::string& run);
 
-// The name of the run that a daemon has for the directory at `path`; "" if there is no directory or the
-// caller may not stat it. The path that a run has is no proof: its client may have named any path.
-std::string RunOfDirectory(const std::string& path);
+// Whether the run's root is the directory at `path`; false if the caller may not stat that. The path that a run has is
+// no proof: its client may have named any path.
+bool IsRootOf(const v1::Run& run, const std::string& path);
 
 // NAME is `runs/<id>/checkpoints/<tag>`, or ROOT/TAG, or a tag alone if there is only one run. Returns
 // `runs/<id>/checkpoints/<tag>`.

@@ -25,7 +25,9 @@ class NamesTest : public testing::Test {
     struct stat info {};
     EXPECT_EQ(stat(directory.c_str(), &info), 0);
     v1::Run& run = *runs_.add_runs();
-    run.set_name(RunName(info.st_dev, info.st_ino));
+    run.set_name("runs/of-a-shared-folder");
+    run.set_device(info.st_dev);
+    run.set_inode(info.st_ino);
     run.set_path(path);
     return run.name();
   }
@@ -55,6 +57,15 @@ TEST_F(NamesTest, FindsARunByAnyPathToItsRoot) {
   EXPECT_EQ(*CheckpointName(runs_, link + "/step_1"), name + "/checkpoints/step_1");
   unlink(link.c_str());
   rmdir(folder);
+}
+
+TEST_F(NamesTest, FindsTheRunOfAnOlderDaemonByTheNameThatItsDirectoryHas) {
+  struct stat info {};
+  ASSERT_EQ(stat("/tmp", &info), 0);
+  v1::Run& run = *runs_.add_runs();
+  run.set_name(RunName(info.st_dev, info.st_ino));
+  run.set_path("/as/its/container/says");
+  EXPECT_EQ(FindRun(runs_, "/tmp")->name(), run.name());
 }
 
 TEST_F(NamesTest, FindsTheRunOfTheDirectoryWhenAnotherRunClaimsItsPath) {

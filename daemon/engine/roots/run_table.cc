@@ -109,7 +109,7 @@ void RunTable::Attach(SessionId session, RootAttachment attachment, Reply<std::s
     return reply(
         MakeError(absl::StatusCode::kUnauthenticated, reason::kUnknownToken, "the session has ended"));
   }
-  const std::string name = RunName(attachment.device, attachment.inode);
+  const std::string name = NameOf(attachment);
   Run* run = Find(name);
   if (run != nullptr && run->open) return Accept(run, {session, std::move(attachment), std::move(reply)});
   if (attachment.uid == kOverflowUid) {
@@ -120,6 +120,18 @@ void RunTable::Attach(SessionId session, RootAttachment attachment, Reply<std::s
   if (run == nullptr) return Create(session, name, std::move(attachment), std::move(reply), deadline);
   // The owner of the run is known once it is open.
   states_.Of(run).waiting.push_back({session, std::move(attachment), std::move(reply), deadline});
+}
+
+// One directory is never two runs, nor one run two directories: it may be in two folders that several nodes share, and
+// another file system may be mounted in such a folder.
+std::string RunTable::NameOf(const RootAttachment& attachment) const {
+  for (const auto& [name, run] : runs_) {
+    if (run->device == attachment.device && run->inode == attachment.inode) return name;
+  }
+  const std::string folder =
+      options_.shared_folder == nullptr ? "" : options_.shared_folder(attachment.own_path);
+  const std::string shared = folder.empty() ? "" : SharedRunName(folder, attachment.inode);
+  return shared.empty() || runs_.contains(shared) ? RunName(attachment.device, attachment.inode) : shared;
 }
 
 void RunTable::Create(SessionId session, const std::string& name, RootAttachment attachment,
@@ -133,11 +145,11 @@ void RunTable::Create(SessionId session, const std::string& name, RootAttachment
   run->device = attachment.device;
   run->inode = attachment.inode;
   run->uid = attachment.uid;
+  run->own_path = attachment.own_path;
   absl::StatusOr<RootAccess> access = attachment.make_io();
   if (!access.ok()) return reply(Annotate(access.status(), absl::StrCat("opening the root ", run->path)));
   run->io = std::move(access->io);
   run->uploads = std::move(access->uploads);
-  run->own_path = std::move(access->own_path);
   run->coordinator_io = access->coordinator_io;
   run->local_io = access->local_io;
   run->authority = std::move(access->authority);

@@ -40,6 +40,7 @@ class RunTable {
     Duration idle_timeout = Duration::zero();    // Zero: idle runs are closed only to make room.
     int roots_per_uid = 0;                       // Open at a time.
     int file_systems_per_uid = 0;
+    std::function<std::string(const std::string& own_path)> shared_folder = nullptr;  // As in EngineOptions.
   };
   struct Hooks {
     // As LocalAuthority::Publish, for this run.
@@ -157,6 +158,8 @@ class RunTable {
   bool IsUnused(const Run& run) const;
   bool IsIdle(const Run& run) const;
   void Close(Run* run);
+  // Of the run that has this directory; perhaps it is not open yet.
+  std::string NameOf(const RootAttachment& attachment) const;
   Usage UsageOf(uid_t uid, uint64_t device);
   // Closes idle runs of the user, the longest idle first, until the user may have one more root.
   absl::Status MakeRoomFor(const RootAttachment& attachment);

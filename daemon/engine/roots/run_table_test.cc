@@ -2,6 +2,7 @@
 
 #include "storage/base/errors.h"
 #include "storage/base/reasons.h"
+#include "storage/format/run_name.h"
 #include "tests/testing/engine_class_fixture.h"
 
 namespace ckptd {
@@ -46,7 +47,8 @@ class RunTableTest : public ClassTest {
   std::map<uint64_t, std::shared_ptr<FakeDisk>> roots_;
   SessionTable sessions_;
   bool idle_ = true, due_ = false;
-  RunTable table_{{seconds(1), seconds(60), seconds(100), 2, 8},
+  RunTable table_{{seconds(1), seconds(60), seconds(100), 2, 8,
+                   [](const std::string& path) { return path.starts_with("/shared/") ? "/shared" : ""; }},
                   &clock_,
                   this,
                   &sessions_,
@@ -79,6 +81,28 @@ TEST_F(RunTableTest, ARootIsOpenedOnceAndBelongsToItsOwner) {
   EXPECT_EQ(ReasonOf(table_.Find(User(1001), run).status()), reason::kWrongUid);
   EXPECT_EQ(Attach(0, Root(1, 1001)), reason::kWrongUid);
   EXPECT_EQ(ReasonOf(table_.Find(User(1000), "runs/0").status()), reason::kUnknownRun);
+}
+
+TEST_F(RunTableTest, RunInAFolderOfSeveralNodesHasTheSameNameOnEach) {
+  RootAttachment here = Root(1), there = Root(1);
+  here.own_path = there.own_path = "/shared/run";
+  there.device = 2;  // Each node has its own number for that file system.
+  const std::string run = Attach(0, std::move(here));
+  EXPECT_EQ(run, SharedRunName("/shared", 1));
+  table_.CloseIdle([](const Run&) { return true; });
+  EXPECT_EQ(Attach(0, std::move(there)), run);
+}
+
+TEST_F(RunTableTest, NeitherAreTwoDirectoriesOneRunNorIsOneDirectoryTwo) {
+  RootAttachment first = Root(1), mounted_beneath = Root(1), other_folder = Root(1);
+  first.own_path = "/shared/a";
+  mounted_beneath.own_path = "/shared/b";
+  mounted_beneath.device = 2;
+  other_folder.own_path = "/alias/a";
+  const std::string run = Attach(0, std::move(first));
+  EXPECT_EQ(Attach(0, std::move(mounted_beneath)), RunName(2, 1));
+  EXPECT_EQ(Attach(0, std::move(other_folder)), run);
+  EXPECT_EQ(table_.all().size(), 2u);
 }
 
 TEST_F(RunTableTest, WorksInNobodysRunWithAnotherUsersRights) {

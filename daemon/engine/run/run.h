@@ -36,7 +36,7 @@ namespace ckptd {
 struct Run {
   std::string name;  // `runs/{16 hex digits}`.
   std::string path;
-  std::string own_path;  // As in RootAccess.
+  std::string own_path;  // As in RootAttachment.
   uint64_t device = 0, inode = 0;
   uid_t uid = 0;  // The owner; before the run is open, the user who attached its root first.
   std::unique_ptr<RootIo> io;

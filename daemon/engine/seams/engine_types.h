@@ -158,6 +158,9 @@ struct EngineOptions {
   EngineLimits limits;
   // The name of this node among those that share an etcd; empty: the daemon knows no other node.
   std::string node = {};
+  // The folder of several nodes that has a root at this RootAttachment::own_path; empty: the root is of this node
+  // alone. Null: there are no such folders.
+  std::function<std::string(const std::string& own_path)> shared_folder = nullptr;
 };
 
 // How the engine reaches a root.
@@ -178,7 +181,6 @@ struct RootAccess {
   // alone, and the engine makes a LocalAuthority.
   std::unique_ptr<Authority> authority = nullptr;
   std::unique_ptr<UploadIo> uploads = nullptr;  // Null: its checkpoints are not uploaded.
-  std::string own_path = {};  // Of the root in the daemon's mount namespace, without links; empty: none.
 };
 
 // A root directory that a session handed over, with everything that the engine needs to open it once.
@@ -201,6 +203,8 @@ struct RootAttachment {
   // Empty: the run is never closed.
   using Reopened = absl::AnyInvocable<void(absl::StatusOr<RootAttachment>)>;
   std::function<void(Reopened done)> reopen = nullptr;
+
+  std::string own_path = {};  // In the daemon's mount namespace, without links; empty: none.
 };
 
 }  // namespace ckptd

@@ -58,6 +58,8 @@ class SharedRoots {
 
   // Of a root at this path, which is absolute and without symbolic links; empty: this process has none.
   bool IsShared(const std::string& path) const { return IsInSharedFolder(options_.folders, path); }
+  // The folder that it is in; empty: none of these.
+  std::string FolderOf(const std::string& path) const { return SharedFolderOf(options_.folders, path); }
 
   // `path`: of the root, as the processes of a launch name it.
   RootAccess Open(std::unique_ptr<SharedFilesIo> files, const std::string& path);
