@@ -550,6 +550,32 @@ TEST_F(BucketTest, FetchThatFailsGivesTheRoomBack) {
   EXPECT_FALSE(std::filesystem::exists(absl::StrCat(other.path(), "/.fetch/", kTag)));
 }
 
+TEST_F(BucketTest, FetchIntoASharedRootTakesNoLockAndIsMovedAwayByTheNextCoordinator) {
+  WriteCheckpoint(root_, 1);
+  MemoryObjectStore store;
+  ASSERT_TRUE(Upload(root_, store).ok());
+  TempDir other;
+  const std::string term = absl::StrCat(other.path(), "/.ckptd/shared/term.1");
+  std::filesystem::create_directories(term);
+  FetchPlace place{".ckptd/shared/term.1", "step_10.1.0000000000000001", nullptr};
+  const auto fetch = [&] {
+    return FetchCheckpoint(store, "run", kTag, fs(), other.fd(), options_, place).status();
+  };
+  place.may_commit = [&] { return absl::CancelledError("it coordinates no longer"); };
+  EXPECT_TRUE(absl::IsCancelled(fetch()));
+  EXPECT_TRUE(std::filesystem::is_empty(term)) << "what a fetch has brought that fails is removed";
+  place.may_commit = [&] {
+    std::filesystem::rename(absl::StrCat(term, "/", place.name), absl::StrCat(other.path(), "/moved"));
+    return absl::OkStatus();
+  };
+  EXPECT_FALSE(fetch().ok()) << "it was paused here";
+  EXPECT_FALSE(std::filesystem::exists(absl::StrCat(other.path(), "/", kTag)));
+  EXPECT_FALSE(std::filesystem::exists(absl::StrCat(other.path(), "/.fetch")));
+  place.may_commit = nullptr;
+  EXPECT_EQ(fetch(), absl::OkStatus());
+  EXPECT_TRUE(std::filesystem::exists(absl::StrCat(other.path(), "/", kTag, "/.ckptd/manifest")));
+}
+
 TEST_F(BucketTest, FetchThatTheDiskHasNoRoomForEndsBeforeTheFirstByte) {
   class FullDisk : public FaultyFileSystem {
    public:

@@ -29,22 +29,23 @@ constexpr int64_t kMaxRecordBytes = int64_t{1} << 30;
 class Fetcher {
  public:
   Fetcher(ObjectStore& store, const std::string& prefix, std::string tag, FileSystem& fs, Handle root,
-          const TransferOptions& options)
+          const TransferOptions& options, const FetchPlace& place)
       : store_(store),
         bucket_(MakeObjectFileSystem(&store, prefix)),
         base_(CheckpointKey(prefix, tag)),
         tag_(std::move(tag)),
         fs_(fs),
         root_(root),
-        options_(options) {}
+        options_(options),
+        place_(place),
+        name_(place.directory.empty() ? tag_ : place.name) {}
 
   absl::StatusOr<ManifestSummary> Run() {
     CKPTD_RETURN_IF_ERROR(CheckTag(tag_));
     CKPTD_RETURN_IF_ERROR(ReadManifest());
     CKPTD_ASSIGN_OR_RETURN(const bool is_there, IsThere());
     if (is_there) return manifest_.summary;
-    CKPTD_RETURN_IF_ERROR(Lock());
-    CKPTD_RETURN_IF_ERROR(RemoveLeft());
+    CKPTD_RETURN_IF_ERROR(OpenPlace());
     CKPTD_RETURN_IF_ERROR(CheckRoom());
     const absl::Status fetched = [&] {
       CKPTD_RETURN_IF_ERROR(MakeDirectory());
@@ -53,7 +54,7 @@ class Fetcher {
       return Commit();
     }();
     if (fetched.ok()) return manifest_.summary;
-    RemoveLeft().IgnoreError();  // The next fetch removes what is left.
+    RemoveTree(fs_, fetch_dir_.get(), name_).IgnoreError();  // The next fetch removes what is left.
     return fetched;
   }
 
@@ -93,13 +94,17 @@ class Fetcher {
     return TagTakenError(tag_, target.summary.sequence());
   }
 
-  absl::Status Lock() {
+  absl::Status OpenPlace() {
+    if (!place_.directory.empty()) {
+      CKPTD_ASSIGN_OR_RETURN(fetch_dir_, OpenScoped(fs_, root_, place_.directory, OpenMode::kDirectory));
+      return absl::OkStatus();
+    }
     CKPTD_RETURN_IF_ERROR(MakeDirsDurably(fs_, root_, kFetchDirectory));
     CKPTD_ASSIGN_OR_RETURN(fetch_dir_, OpenScoped(fs_, root_, kFetchDirectory, OpenMode::kDirectory));
     CKPTD_ASSIGN_OR_RETURN(lock_, OpenScoped(fs_, fetch_dir_.get(), kLockName, OpenMode::kLock));
     if (const absl::Status locked = fs_.Lock(lock_.get()); !locked.ok())
       return Annotate(locked, "another process fetches into this root (.fetch/lock)");
-    return absl::OkStatus();
+    return RemoveLeft();
   }
 
   // What fetches have brought that did not end. No other one is under way, because this one has the lock.
@@ -124,8 +129,8 @@ class Fetcher {
   }
 
   absl::Status MakeDirectory() {
-    CKPTD_RETURN_IF_ERROR(fs_.MakeDir(fetch_dir_.get(), tag_));
-    CKPTD_ASSIGN_OR_RETURN(dir_, OpenScoped(fs_, fetch_dir_.get(), tag_, OpenMode::kDirectory));
+    CKPTD_RETURN_IF_ERROR(fs_.MakeDir(fetch_dir_.get(), name_));
+    CKPTD_ASSIGN_OR_RETURN(dir_, OpenScoped(fs_, fetch_dir_.get(), name_, OpenMode::kDirectory));
     CKPTD_RETURN_IF_ERROR(fs_.MakeDir(dir_.get(), kOurDirectory));
     for (const FileRecord& file : manifest_.body.files()) paths_.push_back(file.path());
     return MakeParents(fs_, dir_.get(), paths_);
@@ -193,8 +198,9 @@ class Fetcher {
     CKPTD_RETURN_IF_ERROR(WriteNewFile(fs_, dir_.get(), manifest, manifest_bytes_));
     paths_.push_back(manifest);
     CKPTD_RETURN_IF_ERROR(SyncDirectories(fs_, dir_.get(), paths_));
+    if (place_.may_commit != nullptr) CKPTD_RETURN_IF_ERROR(place_.may_commit());
     // An empty directory at the tag is replaced.
-    CKPTD_RETURN_IF_ERROR(fs_.Rename(fetch_dir_.get(), tag_, root_, tag_, RenameMode::kReplace));
+    CKPTD_RETURN_IF_ERROR(fs_.Rename(fetch_dir_.get(), name_, root_, tag_, RenameMode::kReplace));
     CKPTD_RETURN_IF_ERROR(fs_.Sync(root_, SyncMode::kAll));
     return fs_.Sync(fetch_dir_.get(), SyncMode::kAll);
   }
@@ -206,6 +212,8 @@ class Fetcher {
   FileSystem& fs_;
   const Handle root_;
   const TransferOptions& options_;
+  const FetchPlace& place_;
+  const std::string name_;
   std::string manifest_bytes_;
   Manifest manifest_;
   ScopedHandle fetch_dir_, lock_, dir_;
@@ -219,8 +227,8 @@ class Fetcher {
 
 absl::StatusOr<ManifestSummary> FetchCheckpoint(ObjectStore& store, const std::string& prefix,
                                                 const std::string& tag, FileSystem& fs, Handle root,
-                                                const TransferOptions& options) {
-  return Fetcher(store, prefix, tag, fs, root, options).Run();
+                                                const TransferOptions& options, const FetchPlace& place) {
+  return Fetcher(store, prefix, tag, fs, root, options, place).Run();
 }
 
 }  // namespace ckptd

@@ -7,6 +7,7 @@
 #ifndef CKPTD_STORAGE_BUCKET_FETCH_H_
 #define CKPTD_STORAGE_BUCKET_FETCH_H_
 
+#include <functional>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -17,13 +18,23 @@
 
 namespace ckptd {
 
+// Of a root that several nodes share: where its coordinator puts the checkpoint together instead, and without a
+// lock. A later coordinator moves that away.
+struct FetchPlace {
+  std::string directory;  // Beneath the root; it is there. Empty: .fetch, with its lock.
+  std::string name;       // In it; nothing else has that name.
+  // Asked before the checkpoint gets its tag. Null: it may.
+  std::function<absl::Status()> may_commit;
+};
+
 // Every chunk is checked. NOT_FOUND, reason NO_CHECKPOINT, if there is no committed checkpoint.
 // ALREADY_EXISTS, reason TAG_TAKEN or TAG_FOREIGN, if the root has something else at that tag; OK if it has
 // this checkpoint. RESOURCE_EXHAUSTED, reason NO_SPACE, if the disk has no room for it. DATA_LOSS, reason
 // CORRUPT_FILE or CORRUPT_MANIFEST, if it is damaged.
 absl::StatusOr<storage::v1::ManifestSummary> FetchCheckpoint(ObjectStore& store, const std::string& prefix,
                                                              const std::string& tag, FileSystem& fs,
-                                                             Handle root, const TransferOptions& options);
+                                                             Handle root, const TransferOptions& options,
+                                                             const FetchPlace& place = {});
 
 }  // namespace ckptd
 #endif  // CKPTD_STORAGE_BUCKET_FETCH_H_

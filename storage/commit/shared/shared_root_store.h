@@ -9,7 +9,7 @@
 //   <root>/.ckptd/shared/trash/                saves that were given up
 //   <root>/.ckptd/shared/run/<id>/             the id of the run
 //   <root>/.ckptd/shared/record.<term>         SharedRunRecord of the coordinator of that term
-//   <root>/.ckptd/shared/term.<term>/          where that coordinator makes pointer files
+//   <root>/.ckptd/shared/term.<term>/          where that coordinator makes pointer files, and fetches into
 //   <root>/.ckptd/shared/scratch.<node>/       only during the node's probe of the file system
 //
 // If <root>/.ckptd is removed, the next call of any node makes it again, with the id of the run; the

@@ -326,6 +326,30 @@ TEST_F(SharedRootStoreTest, PointersFollowTheNewestUndamagedCheckpoint) {
   EXPECT_EQ(disk_.Content("latest"), "step_1");
 }
 
+// What the next term removes file by file, a late coordinator may publish at any moment.
+TEST_F(SharedRootStoreTest, ACheckpointThatAnEarlierCoordinatorPutsTogetherIsWholeOrMovedAway) {
+  const Store first = Open("a"), second = Open("b");
+  ASSERT_TRUE(first->BeginTerm(1).ok());
+  const std::string name = "step_9.1.00000000000000ab";
+  const auto term = OpenScoped(disk_, disk_.root(), ".ckptd/shared/term.1", OpenMode::kDirectory);
+  ASSERT_TRUE(disk_.MakeDir(term->get(), name).ok());
+  ASSERT_TRUE(WriteNewFile(disk_, term->get(), name + "/a", "1").ok());
+  ASSERT_TRUE(WriteNewFile(disk_, term->get(), name + "/b", "2").ok());
+  bool was_torn = false;
+  disk_.OnChange([&](const std::string&) {
+    was_torn |= disk_.Exists(".ckptd/shared/term.1/" + name) &&
+                !(disk_.Exists(".ckptd/shared/term.1/" + name + "/a") &&
+                  disk_.Exists(".ckptd/shared/term.1/" + name + "/b"));
+  });
+  ASSERT_TRUE(second->BeginTerm(2).ok());
+  EXPECT_FALSE(was_torn);
+  EXPECT_FALSE(disk_.Exists(".ckptd/shared/term.1"));
+  EXPECT_FALSE(disk_.Rename(term->get(), name, disk_.root(), "step_9", RenameMode::kReplace).ok());
+  const auto trash = second->InTrash();
+  ASSERT_THAT(*trash, ::testing::SizeIs(1)) << "the next sweep removes it";
+  EXPECT_EQ(trash->front().sequence, 1);
+}
+
 // ---- readers
 
 TEST_F(SharedRootStoreTest, ReaderFindsNoCheckpointOfAnotherSequenceOrTag) {

@@ -17,9 +17,27 @@ namespace {
 // A late coordinator may make a file after the directory was listed.
 constexpr int kTries = 100;
 
+// What a late coordinator has put together there goes into the trash in one step: it may rename it to its place
+// at any time, and then all of it must be there.
+absl::Status EmptyTerm(const SharedLayout& layout, const std::string& name) {
+  FileSystem& fs = *layout.fs;
+  CKPTD_ASSIGN_OR_RETURN(const ScopedHandle term,
+                         OpenScoped(fs, layout.shared.get(), name, OpenMode::kDirectory));
+  CKPTD_ASSIGN_OR_RETURN(const std::vector<DirEntry> entries, fs.List(term.get()));
+  for (const DirEntry& entry : entries) {
+    const absl::Status gone =
+        entry.type == FileType::kDirectory
+            ? fs.Rename(term.get(), entry.name, layout.trash.get(), entry.name, RenameMode::kReplace)
+            : fs.Remove(term.get(), entry.name, entry.type);
+    if (!gone.ok() && !IsMissing(gone)) return gone;
+  }
+  return absl::OkStatus();
+}
+
 // True if nothing has the name. A late coordinator may make a file in it, or remove one, meanwhile.
 absl::StatusOr<bool> RemoveTerm(const SharedLayout& layout, const std::string& name) {
-  const absl::Status removed = RemoveTree(*layout.fs, layout.shared.get(), name);
+  absl::Status removed = EmptyTerm(layout, name);
+  if (removed.ok()) removed = layout.fs->Remove(layout.shared.get(), name, FileType::kDirectory);
   const int error = ErrnoOf(removed);
   if (!removed.ok() && error != ENOENT && error != ENOTEMPTY && error != EEXIST) return removed;
   const absl::StatusOr<FileStat> left = layout.fs->Stat(layout.shared.get(), name);

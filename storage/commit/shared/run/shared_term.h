@@ -12,8 +12,9 @@ namespace ckptd {
 
 // Makes the directory of this term, and removes those of earlier terms. A file that does not carry its
 // term in its name, a pointer file (pointers.h), is made in this directory and renamed from there to its
-// place. So when BeginTerm has returned, a coordinator of an earlier term that goes on after a pause finds
-// neither its file nor a directory to make it in, and replaces nothing.
+// place; so is the directory of a checkpoint that comes from a bucket. When BeginTerm has returned, a coordinator
+// of an earlier term that goes on after a pause finds neither its file nor a directory to make it in, and replaces
+// nothing. Directories are moved into the trash, so they have names of inflight/.
 //
 // That holds if each coordinator calls it before its ledger says, once more, that it has the leadership, and does
 // nothing in the root before that: otherwise a late one may make its directory after it was to be removed. It
