@@ -232,11 +232,11 @@ void NodesRun::BindRoot() {
     CompareAndSwap swap;
     swap.ranges = {{keys.Sequence()},         {keys.Root()},          {keys.Term()},
                    {keys.SaveState(newest_)}, {keys.AttemptInRoot()}, {keys.Head(highest_attempt_)},
-                   {UsesOfOwner(), true}};
+                   {UsesOfOwner(), true},     {keys.UploadRecord()}};
     swap.held = {node_->Held()};
     swap.decide = [keys, refused, run = root_.id, here = RootOf(root_), newest = newest_, known = highest_,
-                   term = highest_term_, attempt = highest_attempt_, is_registering = !saves_.registered(),
-                   bound = options_.bound, uses = UsesOfOwner()](
+                   term = highest_term_, attempt = highest_attempt_, of_attempt = of_highest_attempt_,
+                   is_registering = !saves_.registered(), bound = options_.bound, uses = UsesOfOwner()](
                       const CompareAndSwap::Found& found) -> std::vector<etcdserverpb::RequestOp> {
       *refused = CheckRunRoot(run, here, found[1]);
       if (refused->ok() && found[1].empty()) *refused = ckptd::CheckUse(here.uid(), found[6], bound);
@@ -266,7 +266,9 @@ void NodesRun::BindRoot() {
       // Etcd does not know this save, so it may not know all ranks of that attempt either.
       const bool was_taken_back = is_registering && last.sequence() < highest;
       auto in_root = FirstOf<ledger::v1::ActiveAttempt>(found[4]);
-      if ((found[5].empty() || was_taken_back) && in_root.attempt() < attempt) {
+      // The attempt of a checkpoint that came from a bucket is one of the run that was lost.
+      const int64_t fetched = FirstOf<ledger::v1::RunUploads>(found[7]).record().fetched_sequence();
+      if (of_attempt != fetched && (found[5].empty() || was_taken_back) && in_root.attempt() < attempt) {
         in_root.set_attempt(attempt);
         operations.push_back(Put(keys.AttemptInRoot(), in_root.SerializeAsString()));
       }
@@ -546,6 +548,7 @@ void NodesRun::Serve(const CoordinatorRequests::Request& request, CoordinatorReq
                                       done(reply);
                                     });
   }
+  if (request.has_restore()) return ServeRestore(request.restore(), std::move(done));
   if (!request.has_delete_checkpoint()) {
     return done(absl::UnimplementedError(absl::StrCat("the daemon that coordinates ", options_.path,
                                                       " is older, and does not know the request")));
@@ -558,6 +561,24 @@ void NodesRun::Serve(const CoordinatorRequests::Request& request, CoordinatorReq
                               return done(deleted);
                             done(CoordinatorRequests::Reply());
                           });
+}
+
+void NodesRun::ServeRestore(const ledger::v1::CoordinatorRequest::Restore& restore,
+                            CoordinatorRequests::Done done) {
+  hooks_.restore_requested(
+      {restore.attempt(), restore.url(), restore.run_id()},
+      [this, done = std::move(done)](const absl::StatusOr<Newest>& newest) mutable {
+        if (absl::IsCancelled(newest.status()))
+          return done(NotCoordinator("fetch from its bucket", options_.path));
+        if (!newest.ok()) {
+          return done(Annotate(newest.status(), absl::StrCat("node \"", node_ ? node_->name : "",
+                                                             "\", which coordinates the run")));
+        }
+        CoordinatorRequests::Reply reply;
+        reply.set_tag(newest->tag);
+        reply.set_sequence(newest->sequence);
+        done(reply);
+      });
 }
 
 void NodesRun::OnNewestCommitted(const SharedSave& save) {
@@ -608,7 +629,9 @@ void NodesRun::ApplyDecided(RootSnapshot* root) {
   for (auto& [sequence, checkpoint] : root->committed) {
     damages_->Apply(&checkpoint);
     settings_->Apply(&checkpoint);
-    highest_attempt_ = std::max(highest_attempt_, checkpoint.summary.attempt());
+    if (checkpoint.summary.attempt() < highest_attempt_) continue;
+    highest_attempt_ = checkpoint.summary.attempt();
+    of_highest_attempt_ = sequence;
   }
   half_removed_ = root->half_removed;
   list_.Apply(root);
@@ -658,11 +681,11 @@ void NodesRun::Read(absl::AnyInvocable<void(absl::StatusOr<Known>)> read) {
 }
 
 void NodesRun::Write(const storage::v1::UploadRecord& record, int64_t counted_through,
-                     absl::AnyInvocable<void(absl::Status)> written) {
+                     int64_t sequences_above, absl::AnyInvocable<void(absl::Status)> written) {
   ledger::v1::RunUploads uploads;
   *uploads.mutable_record() = record;
   uploads.set_counted_through(counted_through);
-  if (coordinator_ != nullptr) return uploads_->Write(uploads, std::move(written));
+  if (coordinator_ != nullptr) return uploads_->Write(uploads, sequences_above, std::move(written));
   options_.post(callbacks_.Guard(
       [written = std::move(written),
        error = NotCoordinator("upload its checkpoints", options_.path)]() mutable { written(error); }));
@@ -674,6 +697,20 @@ std::function<bool()> NodesRun::StillCoordinates() const {
   return [over = term_over_, lease] {
     return over != nullptr && !over->load() && (lease == nullptr || !lease->IsOver());
   };
+}
+
+void NodesRun::BringBack(const Restore& restore, absl::AnyInvocable<void(absl::StatusOr<Newest>)> brought) {
+  CoordinatorRequests::Request request;
+  request.mutable_restore()->set_attempt(restore.attempt);
+  request.mutable_restore()->set_url(restore.url);
+  request.mutable_restore()->set_run_id(restore.run_id);
+  requests_->Ask(std::move(request), [this, brought = std::move(brought)](
+                                         const absl::StatusOr<CoordinatorRequests::Reply>& reply) mutable {
+    if (!reply.ok()) return brought(reply.status());
+    // The scan that follows must show it.
+    if (reply->sequence() != 0) list_.OnCommitted(reply->sequence(), reply->tag());
+    brought(Newest{reply->tag(), reply->sequence()});
+  });
 }
 
 // ---- readers

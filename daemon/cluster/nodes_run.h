@@ -162,8 +162,12 @@ class NodesRun : public Authority, public NodesReading, public SharedUploads {
   Known Shown() const override;
   int64_t version() const override { return uploads_->version(); }
   void Read(absl::AnyInvocable<void(absl::StatusOr<Known>)> read) override;
-  void Write(const storage::v1::UploadRecord& record, int64_t counted_through,
+  void Write(const storage::v1::UploadRecord& record, int64_t counted_through, int64_t sequences_above,
              absl::AnyInvocable<void(absl::Status)> written) override;
+  void BringBack(const Restore& restore, absl::AnyInvocable<void(absl::StatusOr<Newest>)> brought) override;
+  int64_t Term() const override {
+    return coordinator_ != nullptr && coordinator_->term_begun() ? coordinator_->term() : 0;
+  }
   std::function<bool()> StillCoordinates() const override;
 
  private:
@@ -191,6 +195,7 @@ class NodesRun : public Authority, public NodesReading, public SharedUploads {
   void EndRemovals();
   void OnPinChanged(const std::string& tag, int64_t sequence, bool pinned);
   void Serve(const CoordinatorRequests::Request& request, CoordinatorRequests::Done done);
+  void ServeRestore(const ledger::v1::CoordinatorRequest::Restore& restore, CoordinatorRequests::Done done);
   void NoticeLateness(const std::string& tag, Duration after, bool seen);
   void OnNewestCommitted(const SharedSave& save);
   void ReportNewestCommitted();
@@ -210,6 +215,7 @@ class NodesRun : public Authority, public NodesReading, public SharedUploads {
   // What the root has shown: the highest sequence and term in it, the sequence of the newest checkpoint, and
   // the newest attempt that has saved one.
   int64_t highest_ = 0, highest_term_ = 0, newest_ = 0, highest_attempt_ = 0;
+  int64_t of_highest_attempt_ = 0;  // The newest checkpoint of that attempt.
   // Of those, the newest checkpoint and the newest attempt when the root was compared last.
   int64_t bound_through_ = 0, bound_attempt_ = 0;
   std::optional<NodeIdentity> node_;

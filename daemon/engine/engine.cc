@@ -45,6 +45,7 @@ void Engine::Impl::Tick() {
     trash_.OnTick(run, now);
     uploads_.OnTick(run, now);
     fetches_.OnTick(run, now);
+    shared_fetches_.OnTick(run);
     UpdateDegraded(run, now);
     if (run->open) run->authority->OnTick();
     runs_.OnTick(run, now);
@@ -98,6 +99,7 @@ void Engine::Impl::ForgetRun(Run* run) {
   retention_.Forget(run);
   uploads_.Forget(run);
   fetches_.Forget(run);
+  shared_fetches_.Forget(run);
   disk_.Forget(run);
   scanner_.Forget(run);
   ended_.Forget(run);
@@ -111,7 +113,8 @@ void Engine::Impl::ForgetRun(Run* run) {
 
 bool Engine::Impl::IsIdle(const Run& run) const {
   if (IsBusy(run) || scrubber_.IsReading(run) || adoptions_.IsActive(run) || !trash_.IsIdle(run) ||
-      disk_.IsAsking(run) || uploads_.IsActive(run) || fetches_.IsActive(run))
+      disk_.IsAsking(run) || uploads_.IsActive(run) || fetches_.IsActive(run) ||
+      shared_fetches_.IsActive(run))
     return false;
   if (scanner_.IsRetryScheduled(run) || !history_.IsIdle(run) || !retention_.IsIdle(run)) return false;
   if (earlier_.IsWaiting(run)) return false;

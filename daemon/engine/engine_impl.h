@@ -58,6 +58,7 @@
 #include "daemon/engine/save/save_tracker.h"
 #include "daemon/engine/save/write_streams.h"
 #include "daemon/engine/upload/bucket_fetches.h"
+#include "daemon/engine/upload/shared_fetches.h"
 #include "daemon/engine/upload/uploads.h"
 #include "storage/ledger/ledger.h"
 
@@ -83,7 +84,11 @@ class Engine::Impl {
   void OnRootChanged(Run* run);
   void OnJoined(Run* run, int64_t attempt, const v1::JoinRunRequest& request);
   void OnUploadChanged(const Run& run, int64_t sequence);
-  void OnBucketListed(Run* run, const v1::UploadPolicy& policy, const UploadIo::Contents& contents);
+  void OnBucketListed(Run* run, int64_t attempt, const v1::UploadPolicy& policy,
+                      const UploadIo::Contents& contents);
+  void OnBucketFetched(Run* run, const absl::Status& status, bool is_new);
+  // What ranks that resume wait for, for people.
+  std::string DescribeFetch(const Run& run) const;
   // Whether room on the run's disk may come without another save's end.
   bool MayFreeRoom(const Run& run) const;
   // A save needs the room of checkpoints that wait for their upload alone.
@@ -244,6 +249,7 @@ class Engine::Impl {
   TrashCollector trash_;
   Uploads uploads_;
   BucketFetches fetches_;
+  SharedFetches shared_fetches_;
   Retention retention_;
   DiskRoom disk_;
   RootScanner scanner_;

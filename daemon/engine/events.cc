@@ -40,6 +40,7 @@ void Engine::Impl::OnScanned(Run* run) {
   files_.OnScanned(run);
   publisher_.OnScanned(run);
   resumes_.OnScanned(run);
+  shared_fetches_.OnScanned(run);
   trash_.Empty(run);
   retention_.OnScanned(run);
   queue_.TryAdmitAll();
@@ -155,9 +156,18 @@ void Engine::Impl::OnUploadChanged(const Run& run, int64_t sequence) {
   watches_.Notify(run, std::move(event));
 }
 
-void Engine::Impl::OnBucketListed(Run* run, const v1::UploadPolicy& policy,
+void Engine::Impl::OnBucketListed(Run* run, int64_t attempt, const v1::UploadPolicy& policy,
                                   const UploadIo::Contents& contents) {
-  uploads_.TakeOver(run, policy, contents.checkpoints);
+  uploads_.TakeOver(run, attempt, policy, contents.checkpoints);
+}
+
+void Engine::Impl::OnBucketFetched(Run* run, const absl::Status& status, bool is_new) {
+  if (run->authority->uploads() != nullptr) return shared_fetches_.OnFetched(run, status, is_new);
+  resumes_.OnFetched(run, status, is_new);
+}
+
+std::string Engine::Impl::DescribeFetch(const Run& run) const {
+  return fetches_.IsActive(run) ? fetches_.Describe(run) : shared_fetches_.Describe(run);
 }
 
 void Engine::Impl::OnRemovedByOthers(Run* run, int64_t sequence) {

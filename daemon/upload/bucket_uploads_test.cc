@@ -47,7 +47,7 @@ class BucketUploadsTest : public ::testing::Test {
   }
   absl::Status Fetch(const std::string& url) {
     return Answer<absl::Status>([&](auto done) {
-      root_->Fetch(url, "step_1", std::make_shared<std::atomic<int64_t>>(0), std::move(done));
+      root_->Fetch(url, "step_1", {}, std::make_shared<std::atomic<int64_t>>(0), std::move(done));
     });
   }
 

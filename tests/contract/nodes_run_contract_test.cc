@@ -49,6 +49,8 @@ using Decision = Authority::Decision;
 
 constexpr int kNodes = 3;
 
+using SharedFetched = Callback<absl::StatusOr<SharedUploads::Newest>>;
+
 // One node: what its engine has heard, and what it does when it hears it.
 struct Node {
   std::string name;
@@ -63,6 +65,9 @@ struct Node {
   std::vector<std::string> deletions;  // That this node was asked for: "step_2 2 by force".
   bool holds_deletions = false;        // It does not answer them.
   std::vector<Callback<absl::Status>> held_deletions;
+  std::vector<std::string> restores;  // That this node was asked for: "1 s3://bucket/run mine".
+  absl::StatusOr<SharedUploads::Newest> restored = SharedUploads::Newest{"step_9", 9};  // Its answer.
+  bool holds_restores = false;                                                        // It gives none.
   std::vector<std::string> lost, noticed, coordinators;
   absl::Status failed;                  // What it was told last of a save that has failed here.
   std::vector<std::string> asked_anew;  // Why it has asked for a new registration.
@@ -194,6 +199,10 @@ class NodesRunContract : public ::testing::TestWithParam<EtcdKind> {
       node.deletions.push_back(absl::StrCat(tag, " ", sequence, force ? " by force" : ""));
       if (node.holds_deletions) return node.held_deletions.push_back(std::move(deleted));
       node.io->Evict(tag, sequence, std::move(deleted));
+    };
+    hooks.restore_requested = [&node](const SharedUploads::Restore& restore, SharedFetched brought) {
+      node.restores.push_back(absl::StrCat(restore.attempt, " ", restore.url, " ", restore.run_id));
+      if (!node.holds_restores) brought(node.restored);
     };
     hooks.root_changed = [&node] { ++node.root_changes; };
     hooks.newest_committed = [&node](int64_t sequence,
@@ -455,9 +464,18 @@ class NodesRunContract : public ::testing::TestWithParam<EtcdKind> {
   absl::StatusOr<SharedUploads::Known> ReadUploads(Node& node) {
     return Ask<absl::StatusOr<SharedUploads::Known>>([&](auto done) { node.run->Read(std::move(done)); });
   }
-  absl::Status WriteUploads(Node& node, int64_t counted_through) {
-    return Ask<absl::Status>(
-        [&](auto done) { node.run->Write(UploadsTo("s3://bucket/run"), counted_through, std::move(done)); });
+  absl::Status WriteUploads(Node& node, int64_t counted_through, int64_t sequences_above = 0) {
+    return Ask<absl::Status>([&](auto done) {
+      node.run->Write(UploadsTo("s3://bucket/run"), counted_through, sequences_above, std::move(done));
+    });
+  }
+  // What the node hears: "step_9 9", or an error.
+  std::string Restore(Node& node) {
+    const auto newest = Ask<absl::StatusOr<SharedUploads::Newest>>([&](auto done) {
+      node.run->BringBack({1, "s3://bucket/run", "mine"}, std::move(done));
+    });
+    if (!newest.ok()) return std::string(newest.status().message());
+    return absl::StrCat(newest->tag, " ", newest->sequence);
   }
   absl::Status Evict(const std::string& tag, int64_t sequence) {
     return Ask<absl::Status>([&](auto done) { Coordinator()->io->Evict(tag, sequence, std::move(done)); });
@@ -3053,7 +3071,7 @@ TEST_P(NodesRunContract, ANodeThatHasResignedNoLongerUploads) {
   Node& first = *Coordinator();
   const std::function<bool()> still = first.run->StillCoordinates();
   absl::Status written = absl::UnknownError("no answer yet");
-  first.run->Write(UploadsTo("s3://bucket/run"), 1, [&](const absl::Status& status) { written = status; });
+  first.run->Write(UploadsTo("s3://bucket/run"), 1, 0, [&](const absl::Status& status) { written = status; });
   const absl::Status resigned = Ask<absl::Status>([&](auto done) { first.run->Resign(std::move(done)); });
   EXPECT_TRUE(resigned.ok()) << resigned;
   EXPECT_FALSE(still());
@@ -3061,6 +3079,75 @@ TEST_P(NodesRunContract, ANodeThatHasResignedNoLongerUploads) {
   EXPECT_TRUE(written.ok() || ReasonOf(written) == ledger_reason::kNotCoordinator) << written;
   EXPECT_FALSE(first.run->StillCoordinates()());
   EXPECT_TRUE(Coordinator()->run->StillCoordinates()());
+}
+
+TEST_P(NodesRunContract, SavesThatBeginAfterAFetchWasRecordedComeAfterTheBucketsCheckpoints) {
+  SaveAll("step_1");
+  EXPECT_EQ(ReasonOf(WriteUploads(Other(), 0, 1000)), ledger_reason::kNotCoordinator);
+  EXPECT_EQ(WriteUploads(*Coordinator(), 0, 1000), absl::OkStatus());
+  EXPECT_EQ(WriteUploads(*Coordinator(), 0, 500), absl::OkStatus()) << "sequences never go back";
+  EXPECT_EQ(WriteUploads(*Coordinator(), 1), absl::OkStatus());
+  SaveAll("step_2");
+  EXPECT_GT(root_.tags.at("step_2"), 1000);
+}
+
+TEST_P(NodesRunContract, TheCoordinatorFetchesForEachNodeWhoseNextScanShowsThat) {
+  EXPECT_EQ(Restore(*Coordinator()), "step_9 9");
+  EXPECT_THAT(Coordinator()->restores, ElementsAre("1 s3://bucket/run mine"));
+  Node& other = Other();
+  EXPECT_EQ(Restore(other), "step_9 9");
+  EXPECT_THAT(Coordinator()->restores, SizeIs(2));
+  EXPECT_THAT(other.restores, IsEmpty());
+  std::optional<absl::StatusOr<RootSnapshot>> scanned;
+  other.io->Rescan([&](absl::StatusOr<RootSnapshot> root) { scanned = std::move(root); });
+  RunFor(seconds(1));
+  EXPECT_FALSE(scanned.has_value()) << "it does not see it yet";
+  root_.PutBack("step_9", 9);
+  RunUntil([&] { return scanned.has_value(); });
+  EXPECT_TRUE((*scanned)->committed.contains(9));
+}
+
+TEST_P(NodesRunContract, AFetchThatFailsNamesTheCoordinator) {
+  Coordinator()->restored = MakeError(absl::StatusCode::kFailedPrecondition, "RESTORE_FAILED", "no answer");
+  for (Node& node : all_) {
+    EXPECT_THAT(Restore(node), AllOf(HasSubstr(Coordinator()->name), HasSubstr("no answer"))) << node.name;
+  }
+}
+
+TEST_P(NodesRunContract, AFetchThatADeadOrFormerCoordinatorHasNotEndedIsMadeByTheNext) {
+  Node& first = *Coordinator();
+  first.holds_restores = true;
+  std::string heard;
+  LivingOther().run->BringBack({1, "s3://bucket/run", ""},
+                               [&](const absl::StatusOr<SharedUploads::Newest>& newest) {
+                                 heard = newest.ok() ? newest->tag : newest.status().ToString();
+                               });
+  RunUntil([&] { return !first.restores.empty(); });
+  EXPECT_EQ(heard, "");
+  Kill(first);
+  RunUntil([&] { return !heard.empty(); });
+  EXPECT_EQ(heard, "step_9");
+  EXPECT_THAT(Coordinator()->restores, SizeIs(1));
+  EXPECT_GT(Coordinator()->run->Term(), 1);
+}
+
+TEST_P(NodesRunContract, TheAttemptOfAFetchedCheckpointDoesNotSplitTheLaunchThatResumesFromIt) {
+  storage::v1::UploadRecord record = UploadsTo("s3://bucket/run");
+  record.set_fetched_sequence(9);
+  EXPECT_EQ(Ask<absl::Status>(
+                [&](auto done) { Coordinator()->run->Write(record, 0, 1000, std::move(done)); }),
+            absl::OkStatus());
+  EXPECT_EQ(LaunchAlone(Other()), 2);
+  root_.PutBack("step_9", 9);
+  root_.attempts[9] = 7;  // Of the run that was lost.
+  for (Node& node : all_) {
+    const auto scanned =
+        Ask<absl::StatusOr<RootSnapshot>>([&](auto done) { node.io->Rescan(std::move(done)); });
+    ASSERT_TRUE(scanned.ok() && scanned->committed.contains(9)) << node.name;
+  }
+  RunFor(seconds(5));
+  EXPECT_EQ(nodes_.Read(keys_.AttemptInRoot()), "(none)");
+  EXPECT_EQ(Join(LivingOther(), "launch3").value_or(-1), 3);
 }
 
 TEST_P(NodesRunContract, AJoinWaitsForEtcdToKnowWhatIsUploaded) {

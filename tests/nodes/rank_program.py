@@ -65,15 +65,23 @@ class Rank:
             return str(error.reason)
         return "uploaded"
 
-    def resume(self) -> "Optional[Tuple[str, int, List[str]]]":
+    def resume(self, timeout: float = 60) -> "Optional[Tuple[str, int, List[str]]]":
         """Returns the tag, the step and the files of what this rank resumes from, after it has compared all files."""
-        with self.run.resume() as checkpoint:
+        with self.run.resume(timeout=timeout) as checkpoint:
             if not checkpoint:
                 return None
             names = sorted(checkpoint.files)
             for name in names:
                 assert bytes(checkpoint.read(name)) == content(checkpoint.step, int(name[4:-4])), name
             return checkpoint.tag, checkpoint.step, names
+
+    def cannot_resume(self) -> "Tuple[str, str]":
+        """The reason and the text of the error of a resume."""
+        try:
+            with self.run.resume() as checkpoint:
+                return "", str(checkpoint)
+        except ckptd.CkptdError as error:
+            return str(error.reason), str(error)
 
     def restore(self) -> "Tuple[str, int]":
         """Returns the tag and the step of what this rank goes on from, of which it has read its own file alone."""

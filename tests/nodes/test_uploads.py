@@ -30,9 +30,10 @@ def server() -> Iterator[BucketServer]:
 class Pair:
     """Two nodes, each with a relay of its own to the bucket, and a run."""
 
-    def __init__(self, folder: pathlib.Path, server: BucketServer) -> None:
+    def __init__(self, folder: pathlib.Path, server: BucketServer, prefix: str = "") -> None:
+        """`prefix`: of another pair's bucket; empty: a new one."""
         self.server = server
-        self.prefix = uuid.uuid4().hex
+        self.prefix = prefix or uuid.uuid4().hex
         self.url = f"s3://{BUCKET}/{self.prefix}"
         self.proxies = [Proxy(server.endpoint) for _ in range(2)]
         environments: List[Dict[str, str]] = [
@@ -106,11 +107,6 @@ def test_each_nth_checkpoint_of_both_nodes_is_uploaded_and_both_hear_of_it(
     pair.tool("fetch", f"{pair.url}/step_4", str(tmp_path / "elsewhere"))
     for rank in (0, 1):
         assert (tmp_path / f"elsewhere/step_4/rank{rank}.raw").read_bytes() == content(4, rank)
-
-
-def test_resume_from_the_bucket_is_refused(pair: Pair) -> None:
-    with pytest.raises(Exception, match="restore=False"), pair.launch(restore=True):
-        pass
 
 
 def test_coordinator_killed_in_an_upload_is_followed_by_one_that_ends_it(pair: Pair) -> None:
@@ -195,3 +191,100 @@ def test_a_launch_without_upload_uploads_only_what_waits(pair: Pair) -> None:
             proxy.open_server()
         until_equal(pair.uploaded, {"step_1"}, "the upload of what waits")
         assert job.do("me.uploaded()") == ["NOT_UPLOADED"] * 2
+
+
+# ---- resume
+
+
+@pytest.fixture
+def successor(request: pytest.FixtureRequest, server: BucketServer) -> Iterator[Pair]:
+    """A new cluster, with a new etcd and an empty folder, after one that has uploaded step_1 and step_2 and is lost."""
+    with temporary_folder() as folder:
+        with closing(Pair(folder / "lost", server)) as lost, lost.launch() as job:
+            for step in (1, 2):
+                assert_committed(job.save(f"step_{step}", step))
+                assert job.do("me.uploaded()") == ["uploaded"] * 2
+        with closing(Pair(folder / "new", server, lost.prefix)) as made:
+            yield made
+            if getattr(request.node, "failed", False):
+                print(made.cluster.logs())
+
+
+def resumed(step: int) -> List[Any]:
+    """What both ranks resume from."""
+    return [(f"step_{step}", step, ["rank0.raw", "rank1.raw"])] * 2
+
+
+def test_new_cluster_resumes_from_the_bucket_on_both_nodes(successor: Pair) -> None:
+    pair = successor
+    with pair.launch(restore=True, keep_last=2) as job:
+        assert job.do("me.resume()") == resumed(2)
+        for node in pair.nodes:
+            until_equal(lambda node=node: listed_as_uploaded(node, pair.root), ["step_2"], f"{node.name} to list that")
+        assert_committed(job.save("step_3", 3))
+        assert job.do("me.uploaded()") == ["uploaded"] * 2
+        until_equal(pair.uploaded, {"step_2", "step_3"}, "the removal of the oldest, which the lost cluster had uploaded")
+        assert pair.nodes[0].tags(pair.root) == ["step_3", "step_2"]
+    # The root wins where it is newer, also if the bucket has lost its newest one.
+    with closing(Launch("second", pair.root, pair.nodes, 1, None, {"url": pair.url, "restore": True})) as job:
+        assert job.do("me.resume()") == resumed(3)
+    assert "OK" in pair.tool("verify", pair.url)
+
+
+def test_coordinator_killed_in_the_fetch_is_followed_by_one_that_fetches_again(successor: Pair) -> None:
+    pair = successor
+    with pair.launch(restore=True) as job:
+        node = pair.cluster.coordinator()
+        (other,) = pair.cluster.followers()
+        pair.proxy(node).stop_after(PART // 2, upstream=False)
+        job.start("me.resume(timeout=300)", job.ranks_on(other))
+        assert pair.proxy(node).stopped.wait(PROMPT_SECONDS), "nothing was fetched"
+        assert pair.nodes[0].tags(pair.root) == []
+        assert node.end(signal.SIGKILL) == -signal.SIGKILL
+        until_equal(lambda: tags(pair.root), ["step_2"], "the fetch by the other node", LOSS_SECONDS)
+        pair.proxy(node).open_server()
+        node.start()
+        job.start("me.resume(timeout=300)", job.ranks_on(node))
+        assert job.results() == resumed(2)
+        assert_committed(job.save("step_3", 3))
+    assert not list(pathlib.Path(pair.root, ".ckptd/shared").glob("term.*/step*"))
+
+
+def test_paused_coordinator_that_comes_back_publishes_nothing_that_it_has_fetched(successor: Pair) -> None:
+    pair = successor
+    with pair.launch(restore=True) as job:
+        node = pair.cluster.coordinator()
+        (other,) = pair.cluster.followers()
+        pair.proxy(node).stop_after(PART // 2, upstream=False)
+        job.start("me.resume(timeout=300)", job.ranks_on(other))
+        assert pair.proxy(node).stopped.wait(PROMPT_SECONDS), "nothing was fetched"
+        node.process.send_signal(signal.SIGSTOP)
+        until_equal(lambda: tags(pair.root), ["step_2"], "the fetch by the other node", LOSS_SECONDS)
+    # Nobody needs that one any more.
+    other.ask("delete", "--force", f"{pair.root}/step_2")
+    with closing(Launch("second", pair.root, [other], 1, None, {"url": pair.url})) as job:
+        assert job.do("me.resume()") == [None]
+        assert_committed(job.save("step_9", 9))
+        pair.proxy(node).open_server()
+        node.process.send_signal(signal.SIGCONT)
+        until(lambda: re.search("no longer registered|lease", node.log()), "the paused node to notice")
+        until(lambda: node.is_registered(), "the paused node to be back")
+        assert_committed(job.save("step_10", 10))
+    assert tags(pair.root) == ["step_10", "step_9"]
+
+
+def test_resume_fails_on_both_nodes_while_the_bucket_cannot_be_read(successor: Pair) -> None:
+    pair = successor
+    with pair.launch(restore=True) as job:
+        for proxy in pair.proxies:
+            proxy.close_server()
+        name = pair.cluster.coordinator().name
+        for reason, message in job.do("me.cannot_resume()"):
+            assert reason == "RESTORE_FAILED", message
+            assert name in message
+            assert "restore=False" in message
+        for proxy in pair.proxies:
+            proxy.open_server()
+        assert job.do("me.resume()") == resumed(2)
+    with closing(Launch("alone", pair.root, pair.nodes, 1, None, {"url": pair.url, "restore": False})) as job:
+        assert job.do("me.resume()") == resumed(2)

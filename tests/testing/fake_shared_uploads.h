@@ -2,6 +2,7 @@
 #ifndef CKPTD_TESTS_TESTING_FAKE_SHARED_UPLOADS_H_
 #define CKPTD_TESTS_TESTING_FAKE_SHARED_UPLOADS_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -25,9 +26,18 @@ class FakeSharedUploads : public SharedUploads {
   struct Written {
     storage::v1::UploadRecord record;
     int64_t counted_through = 0;
+    int64_t sequences_above = 0;
     absl::AnyInvocable<void(absl::Status)> done;
   };
   std::deque<Written> writes;
+  // What this node has asked the coordinator, which the test answers.
+  struct Asked {
+    Restore restore;
+    absl::AnyInvocable<void(absl::StatusOr<Newest>)> brought;
+  };
+  std::deque<Asked> restores;
+  int64_t sequence = 0;  // That the last save has got.
+  int64_t term = 1;
   std::shared_ptr<bool> leads = std::make_shared<bool>(true);  // Of this leadership.
 
   void Show() {
@@ -50,6 +60,7 @@ class FakeSharedUploads : public SharedUploads {
     if (status.ok()) {
       etcd.record = write.record;
       etcd.counted_through = write.counted_through;
+      sequence = std::max(sequence, write.sequences_above);
     }
     write.done(status);
   }
@@ -65,10 +76,14 @@ class FakeSharedUploads : public SharedUploads {
   void Read(absl::AnyInvocable<void(absl::StatusOr<Known>)> read) override {
     reads.push_back(std::move(read));
   }
-  void Write(const storage::v1::UploadRecord& record, int64_t counted_through,
+  void Write(const storage::v1::UploadRecord& record, int64_t counted_through, int64_t sequences_above,
              absl::AnyInvocable<void(absl::Status)> written) override {
-    writes.push_back({record, counted_through, std::move(written)});
+    writes.push_back({record, counted_through, sequences_above, std::move(written)});
   }
+  void BringBack(const Restore& restore, absl::AnyInvocable<void(absl::StatusOr<Newest>)> brought) override {
+    restores.push_back({restore, std::move(brought)});
+  }
+  int64_t Term() const override { return term; }
   std::function<bool()> StillCoordinates() const override {
     return [leads = leads] { return *leads; };
   }

@@ -26,6 +26,7 @@ class FakeUploadIo : public UploadIo {
   };
   struct Fetched {
     std::string tag;
+    Term term;
     std::shared_ptr<std::atomic<int64_t>> arrived;
     absl::AnyInvocable<void(absl::Status)> done;
   };
@@ -53,9 +54,9 @@ class FakeUploadIo : public UploadIo {
   void List(std::string url, absl::AnyInvocable<void(absl::StatusOr<Contents>)> done) override {
     lists.push_back({std::move(url), std::move(done)});
   }
-  void Fetch(std::string, std::string tag, std::shared_ptr<std::atomic<int64_t>> arrived,
+  void Fetch(std::string, std::string tag, Term term, std::shared_ptr<std::atomic<int64_t>> arrived,
              absl::AnyInvocable<void(absl::Status)> done) override {
-    fetches.push_back({std::move(tag), std::move(arrived), std::move(done)});
+    fetches.push_back({std::move(tag), std::move(term), std::move(arrived), std::move(done)});
   }
 
   // Answers the oldest call.

@@ -79,6 +79,9 @@ class SaveCoordinator {
   void OnTick();  // Call it several times a second.
   // As Authority::SettleSave; the answer may come within the call.
   void SettleSave(const std::string& tag, bool is_checkpoint, UnknownOutcomes::Answer answer);
+  // Whether this node may publish: hooks.term_begun has run.
+  bool term_begun() const { return term_begun_; }
+  int64_t term() const { return leadership_.term; }
   // Whether no save is under way, none has an unknown outcome, and nothing is left to do in the root.
   bool idle() const;
   // What the next checkpoint waits for, for messages; empty: nothing.

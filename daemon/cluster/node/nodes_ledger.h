@@ -98,7 +98,7 @@ class NodesLedger : public Ledger {
   void OnRetentionOverride(const std::optional<storage::v1::RetentionPolicy>& policy) {
     StoreRetentionOverride(policy, &record_);
   }
-  void SetUploads(const storage::v1::UploadRecord&) override {}  // UploadKeys has that.
+  void SetUploads(const storage::v1::UploadRecord& uploads) override { *record_.mutable_uploads() = uploads; }
   const storage::v1::RunRecord& record() const override { return record_; }
 
  private:

@@ -9,6 +9,7 @@
 namespace ckptd {
 namespace {
 
+using ledger::v1::LastSequence;
 using ledger::v1::UploadsOfLaunch;
 using storage::v1::UploadRecord;
 using Operations = std::vector<etcdserverpb::RequestOp>;
@@ -93,14 +94,22 @@ void UploadKeys::Read(absl::AnyInvocable<void(absl::StatusOr<Known>)> read) {
 }
 
 // Only the coordinator writes the record, so what this node finds there while it coordinates is what it has written.
-void UploadKeys::Write(const ledger::v1::RunUploads& record, Done written) {
+void UploadKeys::Write(const ledger::v1::RunUploads& record, int64_t sequences_above, Done written) {
   CompareAndSwap swap;
   swap.ranges = {{keys_.UploadRecord()}};
+  if (sequences_above > 0) swap.ranges.push_back({keys_.Sequence()});
   swap.held = {*leadership_};
-  swap.decide = [key = keys_.UploadRecord(),
-                 value = record.SerializeAsString()](const CompareAndSwap::Found& found) {
-    if (!found[0].empty() && found[0][0].value() == value) return Operations();
-    return Operations{Put(key, value)};
+  swap.decide = [keys = keys_, value = record.SerializeAsString(),
+                 sequences_above](const CompareAndSwap::Found& found) {
+    Operations operations;
+    if (found[0].empty() || found[0][0].value() != value)
+      operations.push_back(Put(keys.UploadRecord(), value));
+    if (sequences_above <= 0) return operations;
+    auto last = FirstOf<LastSequence>(found[1]);
+    if (last.sequence() >= sequences_above) return operations;
+    last.set_sequence(sequences_above);
+    operations.push_back(Put(keys.Sequence(), last.SerializeAsString()));
+    return operations;
   };
   swap.purpose = absl::StrCat("writing the uploads of run ", options_.run);
   SwapIn(etcd_, std::move(swap), callbacks_.Guard(std::move(written)));

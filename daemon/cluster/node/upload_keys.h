@@ -63,8 +63,9 @@ class UploadKeys {
   int64_t version() const { return version_; }
   // What etcd has now.
   void Read(absl::AnyInvocable<void(absl::StatusOr<Known>)> read);
-  // With a leadership; one call after the other. NOT_COORDINATOR; errors of etcd_errors.h.
-  void Write(const ledger::v1::RunUploads& record, Done written);
+  // With a leadership; one call after the other. The run's last sequence is `sequences_above` at least from then
+  // on. NOT_COORDINATOR; errors of etcd_errors.h.
+  void Write(const ledger::v1::RunUploads& record, int64_t sequences_above, Done written);
 
  private:
   void OnKeys(const std::vector<std::string>& changed);

@@ -56,6 +56,11 @@ void SaveDriver::Start(Run* run) {
           [this, run](const std::string&, int64_t sequence, bool force, Callback<absl::Status> deleted) {
             hooks_.delete_requested(run, sequence, force, std::move(deleted));
           },
+      .restore_requested =
+          [this, run](const SharedUploads::Restore& restore,
+                      Callback<absl::StatusOr<SharedUploads::Newest>> brought) {
+            hooks_.restore_requested(run, restore, std::move(brought));
+          },
       .root_changed = [this, run] { hooks_.root_changed(run); },
       .newest_committed =
           [this, run](int64_t sequence, const std::optional<storage::v1::RetentionPolicy>& retention) {

@@ -57,6 +57,9 @@ class SaveDriver {
         damage_changed;
     std::function<void(Run*, const std::string& tag, int64_t sequence, bool pinned)> pin_changed;
     std::function<void(Run*, int64_t sequence, bool force, Callback<absl::Status> deleted)> delete_requested;
+    std::function<void(Run*, const SharedUploads::Restore&,
+                       Callback<absl::StatusOr<SharedUploads::Newest>> brought)>
+        restore_requested;
     std::function<void(Run*, int64_t sequence, const std::optional<storage::v1::RetentionPolicy>&)>
         newest_committed;
     std::function<void(Run*)> root_changed, leadership_changed;

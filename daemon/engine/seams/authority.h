@@ -78,6 +78,11 @@ class Authority {
     // answers as Delete does. May run twice for one request, when the coordinator has changed.
     std::function<void(const std::string& tag, int64_t sequence, bool force, Callback<absl::Status> deleted)>
         delete_requested;
+    // This node coordinates the run, of several nodes, and ranks on one of them resume. It answers as
+    // SharedUploads::BringBack does; with CANCELLED if it coordinates no longer. May run twice for one request.
+    std::function<void(const SharedUploads::Restore&,
+                       Callback<absl::StatusOr<SharedUploads::Newest>> brought)>
+        restore_requested;
     // The run has a checkpoint that this node had no part in, or this node may write in the root from now on
     // what a coordinator writes: look at the root again.
     std::function<void()> root_changed;

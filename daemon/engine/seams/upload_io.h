@@ -52,9 +52,16 @@ class UploadIo {
 
   // What lies beneath the URL. Ranks wait for it: it gives up sooner than an upload.
   virtual void List(std::string url, absl::AnyInvocable<void(absl::StatusOr<Contents>)> done) = 0;
+  // Of a root that several nodes share: the coordinator's term, in whose directory the checkpoint is put together,
+  // and whether this node still coordinates. 0: a root of one node.
+  struct Term {
+    int64_t number = 0;
+    MayGoOn may_go_on = nullptr;
+  };
   // Brings a checkpoint into the root, whose next scan finds it. `arrived` counts its bytes. Errors are those
   // of FetchCheckpoint (storage/bucket/fetch.h), of the store, and of Check.
-  virtual void Fetch(std::string url, std::string tag, std::shared_ptr<std::atomic<int64_t>> arrived,
+  virtual void Fetch(std::string url, std::string tag, Term term,
+                     std::shared_ptr<std::atomic<int64_t>> arrived,
                      absl::AnyInvocable<void(absl::Status)> done) = 0;
 };
 

@@ -41,11 +41,21 @@ bool HasHadAny(const Run& run) {
                      [](const storage::v1::Outcome& outcome) { return outcome.level() == v1::COMMITTED; });
 }
 
+}  // namespace
+
 // What is newer than all that the root has had, oldest first. The root's record knows every sequence that was
 // given there: what it has removed since does not come back, and what is not uploaded yet is not passed over.
-std::vector<ManifestSummary> NewerThanRoot(const Run& run, const UploadIo::Contents& contents) {
+std::vector<ManifestSummary> BucketFetches::NewerThanRoot(const Run& run,
+                                                          const UploadIo::Contents& contents) const {
   const bool has_any = run.catalog.NewestWithSuspects() != nullptr;
-  const int64_t last_sequence = HasHadAny(run) ? run.ledger->record().last_sequence() : 0;
+  int64_t last_sequence = 0;
+  if (IsShared(run)) {
+    last_sequence = states_.Of(&run).order.counted_through;
+    if (!run.catalog.committed().empty())
+      last_sequence = std::max(last_sequence, run.catalog.committed().rbegin()->first);
+  } else if (HasHadAny(run)) {
+    last_sequence = run.ledger->record().last_sequence();
+  }
   std::vector<ManifestSummary> newer, suspect;
   for (const UploadIo::InBucket& found : contents.checkpoints) {
     if (found.summary.sequence() <= last_sequence) continue;
@@ -58,8 +68,8 @@ std::vector<ManifestSummary> NewerThanRoot(const Run& run, const UploadIo::Conte
 }
 
 // Not OK: to fetch this one would perhaps replace the run's state by an older one, or by another run's.
-absl::Status CheckSameRun(const Run& run, const ManifestSummary& newest) {
-  const std::string& run_id = run.ledger->record().run_id();
+absl::Status BucketFetches::CheckSameRun(const Run& run, const ManifestSummary& newest) const {
+  const std::string& run_id = states_.Of(&run).order.run_id;
   if (!run_id.empty() && !newest.run_id().empty() && newest.run_id() != run_id) {
     return MakeError(
         absl::StatusCode::kFailedPrecondition, reason::kRunIdMismatch,
@@ -76,8 +86,6 @@ absl::Status CheckSameRun(const Run& run, const ManifestSummary& newest) {
   }
   return absl::OkStatus();
 }
-
-}  // namespace
 
 void BucketFetches::OnJoined(const Run* run, int64_t attempt, const v1::JoinRunRequest& request) {
   State& state = states_.Of(run);
@@ -97,14 +105,41 @@ bool BucketFetches::IsDone(const Run& run, int64_t attempt) const {
 
 void BucketFetches::Start(Run* run, int64_t attempt) {
   State& state = states_.Of(run);
+  const v1::UploadPolicy& policy = state.attempts.at(attempt).policy;
+  if (IsShared(*run)) return hooks_.ask(run, attempt, policy);
   if (state.is_busy) return;  // If it is another bucket's, the rank asks again when that has ended.
+  Begin(run, {attempt, policy, run->ledger->record().run_id()});
+}
+
+void BucketFetches::SetDone(const Run* run, int64_t attempt, const std::string& url) {
+  auto& attempts = states_.Of(run).attempts;
+  const auto known = attempts.find(attempt);
+  if (known != attempts.end()) known->second.is_done |= known->second.policy.url() == url;
+}
+
+void BucketFetches::Begin(Run* run, Order order) {
+  State& state = states_.Of(run);
   state.is_busy = true;
-  state.policy = state.attempts.at(attempt).policy;
-  state.fetching.Clear();
+  ++state.number;
+  state.order = std::move(order);
+  state.arrived = nullptr;
   state.begun = clock_->Now();
-  run->uploads->List(state.policy.url(), [this, run](const absl::StatusOr<UploadIo::Contents>& contents) {
-    Listed(run, contents);
-  });
+  run->uploads->List(state.order.policy.url(), WhileOrdered(run, &BucketFetches::Listed));
+}
+
+void BucketFetches::Drop(const Run* run) {
+  State& state = states_.Of(run);
+  state.is_busy = false;
+  ++state.number;
+  state.left.clear();
+}
+
+template <typename... Args>
+absl::AnyInvocable<void(Args...)> BucketFetches::WhileOrdered(Run* run,
+                                                              void (BucketFetches::*then)(Run*, Args...)) {
+  return [this, run, then, number = states_.Of(run).number](Args... args) {
+    if (states_.Of(run).number == number) (this->*then)(run, args...);
+  };
 }
 
 void BucketFetches::Listed(Run* run, const absl::StatusOr<UploadIo::Contents>& contents) {
@@ -112,7 +147,7 @@ void BucketFetches::Listed(Run* run, const absl::StatusOr<UploadIo::Contents>& c
   if (!contents.ok()) return Fail(run, "what lies there is not known", contents.status());
   for (const std::string& damaged : contents->damaged)
     observer_->OnWarning(absl::StrCat("a checkpoint of the bucket is damaged and is not fetched: ", damaged));
-  hooks_.listed(run, state.policy, *contents);
+  hooks_.listed(run, state.order.attempt, state.order.policy, *contents);
   state.highest_sequence = 0;
   for (const UploadIo::InBucket& found : contents->checkpoints)
     state.highest_sequence = std::max(state.highest_sequence, found.summary.sequence());
@@ -120,8 +155,8 @@ void BucketFetches::Listed(Run* run, const absl::StatusOr<UploadIo::Contents>& c
   if (state.left.empty() && !contents->damaged.empty() && run->catalog.NewestWithSuspects() == nullptr)
     return Fail(run, "nothing there is whole", absl::DataLossError(contents->damaged.front()));
   if (state.left.empty()) {
-    observer_->OnInfo(absl::StrCat("resume in ", run->path, ": ", state.policy.url(), " has nothing newer (",
-                                   contents->checkpoints.size(), " checkpoints)"));
+    observer_->OnInfo(absl::StrCat("resume in ", run->path, ": ", state.order.policy.url(),
+                                   " has nothing newer (", contents->checkpoints.size(), " checkpoints)"));
     return End(run, absl::OkStatus(), /*is_new=*/false);
   }
   if (const absl::Status other = CheckSameRun(*run, state.left.back()); !other.ok())
@@ -133,12 +168,20 @@ void BucketFetches::FetchNext(Run* run) {
   State& state = states_.Of(run);
   state.fetching = std::move(state.left.back());
   state.left.pop_back();
+  state.arrived = nullptr;
+  if (!IsShared(*run)) return Fetch(run);
+  hooks_.announce(run, state.fetching.sequence(), state.highest_sequence + kNotUploaded,
+                  WhileOrdered(run, &BucketFetches::Fetch));
+}
+
+void BucketFetches::Fetch(Run* run) {
+  State& state = states_.Of(run);
   state.arrived = std::make_shared<std::atomic<int64_t>>(0);
   state.next_log = clock_->Now() + kLogEvery;
   observer_->OnInfo(absl::StrCat("resume in ", run->path, ": fetching ", state.fetching.tag(), " from ",
-                                 state.policy.url(), ", ", Megabytes(state.fetching.size_bytes())));
-  run->uploads->Fetch(state.policy.url(), state.fetching.tag(), state.arrived,
-                      [this, run](const absl::Status& fetched) { Fetched(run, fetched); });
+                                 state.order.policy.url(), ", ", Megabytes(state.fetching.size_bytes())));
+  run->uploads->Fetch(state.order.policy.url(), state.fetching.tag(), state.order.term, state.arrived,
+                      WhileOrdered(run, &BucketFetches::Fetched));
 }
 
 void BucketFetches::Fetched(Run* run, const absl::Status& fetched) {
@@ -157,7 +200,7 @@ void BucketFetches::Fetched(Run* run, const absl::Status& fetched) {
   if (state.left.empty() && !has_any)
     return Fail(run, absl::StrCat(what, ", and there is no older one"), fetched);
   observer_->OnWarning(
-      absl::StrCat("the checkpoint ", state.policy.url(), "/", state.fetching.tag(),
+      absl::StrCat("the checkpoint ", state.order.policy.url(), "/", state.fetching.tag(),
                    " is damaged, and an older one takes its place: ", std::string(fetched.message())));
   // The next one may be older than the root's.
   const absl::Status other = state.left.empty() ? absl::OkStatus() : CheckSameRun(*run, state.left.back());
@@ -170,7 +213,7 @@ void BucketFetches::Fetched(Run* run, const absl::Status& fetched) {
 void BucketFetches::Fail(Run* run, const std::string& what, const absl::Status& why) {
   const std::string message =
       absl::StrCat("the run resumes from the newest checkpoint of ", run->path, " and ",
-                   states_.Of(run).policy.url(), ", but ", what, ": ", std::string(why.message()),
+                   states_.Of(run).order.policy.url(), ", but ", what, ": ", std::string(why.message()),
                    "; resume again when that is repaired, or resume from the root alone: ckptd.Upload(..., "
                    "restore=False)");
   observer_->OnWarning(message);
@@ -182,23 +225,31 @@ void BucketFetches::Fail(Run* run, const std::string& what, const absl::Status& 
 
 void BucketFetches::End(Run* run, const absl::Status& status, bool is_new) {
   State& state = states_.Of(run);
-  state.is_busy = false;
   state.left.clear();
-  if (status.ok()) {
-    // From now on no other checkpoint of the bucket is taken for a newer one.
+  // From now on no other checkpoint of the bucket is taken for a newer one.
+  if (status.ok() && !is_new && IsShared(*run))
+    return hooks_.announce(run, 0, state.highest_sequence, WhileOrdered(run, &BucketFetches::NothingNewer));
+  state.is_busy = false;
+  if (status.ok() && !IsShared(*run)) {
     run->ledger->RaiseSequence(state.highest_sequence + (is_new ? kNotUploaded : 0));
-    for (auto& [attempt, known] : state.attempts) known.is_done |= known.policy.url() == state.policy.url();
+    for (auto& [attempt, known] : state.attempts)
+      known.is_done |= known.policy.url() == state.order.policy.url();
   }
   hooks_.ended(run, status, is_new);
+}
+
+void BucketFetches::NothingNewer(Run* run) {
+  states_.Of(run).is_busy = false;
+  hooks_.ended(run, absl::OkStatus(), /*is_new=*/false);
 }
 
 // ---- looking
 
 std::string BucketFetches::Describe(const Run& run) const {
   const State& state = states_.Of(&run);
-  if (state.fetching.tag().empty())
-    return absl::StrCat(state.policy.url(), " to say which checkpoints it has");
-  return absl::StrCat("fetching ", state.fetching.tag(), " from ", state.policy.url(), ", ",
+  if (state.arrived == nullptr)
+    return absl::StrCat(state.order.policy.url(), " to say which checkpoints it has");
+  return absl::StrCat("fetching ", state.fetching.tag(), " from ", state.order.policy.url(), ", ",
                       Megabytes(state.arrived->load(std::memory_order_relaxed)), " of ",
                       Megabytes(state.fetching.size_bytes()));
 }
@@ -207,7 +258,7 @@ void BucketFetches::Describe(const Run& run, v1::Run* description) const {
   const State& state = states_.Of(&run);
   if (!state.is_busy) return;
   v1::BucketFetch& fetch = *description->mutable_uploads()->mutable_fetching();
-  if (state.fetching.tag().empty()) return;
+  if (state.arrived == nullptr) return;
   fetch.set_tag(state.fetching.tag());
   fetch.set_size_bytes(state.fetching.size_bytes());
   fetch.set_fetched_bytes(state.arrived->load(std::memory_order_relaxed));
@@ -215,7 +266,7 @@ void BucketFetches::Describe(const Run& run, v1::Run* description) const {
 
 void BucketFetches::OnTick(const Run* run, Instant now) {
   State& state = states_.Of(run);
-  if (!state.is_busy || state.fetching.tag().empty() || now < state.next_log) return;
+  if (!state.is_busy || state.arrived == nullptr || now < state.next_log) return;
   state.next_log = now + kLogEvery;
   observer_->OnInfo(absl::StrCat("resume in ", run->path, ": ", Describe(*run)));
 }

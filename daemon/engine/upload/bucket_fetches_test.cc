@@ -88,7 +88,7 @@ class BucketFetchesTest : public ClassTest {
   BucketFetches fetches_{
       &clock_,
       this,
-      {.listed = [](ckptd::Run*, const v1::UploadPolicy&, const UploadIo::Contents&) {},
+      {.listed = [](ckptd::Run*, int64_t, const v1::UploadPolicy&, const UploadIo::Contents&) {},
        .fetched = [this](ckptd::Run*,
                          const storage::v1::ManifestSummary& what) { fetched_.push_back(what.sequence()); },
        .ended = [this](ckptd::Run*, const absl::Status& status,

@@ -398,13 +398,9 @@ TEST_F(SharedUploadsTest, AWaitInARunWithoutUploadsIsRefusedAtOnce) {
 
 // ---- policies
 
-TEST_F(SharedUploadsTest, APolicyThatResumesFromTheBucketIsRefused) {
+TEST_F(SharedUploadsTest, APolicyKeepsAtMostAThousandInTheBucket) {
   v1::UploadPolicy policy;
   policy.set_url("s3://bucket/run");
-  const absl::Status refused = uploads_.Check(*run_, policy);
-  EXPECT_EQ(ReasonOf(refused), reason::kSharedRootUnsupported);
-  EXPECT_THAT(std::string(refused.message()), HasSubstr("restore=False"));
-  policy.set_no_restore(true);
   EXPECT_EQ(uploads_.Check(*run_, policy), absl::OkStatus());
   policy.set_keep_last(1001);
   EXPECT_EQ(ReasonOf(uploads_.Check(*run_, policy)), "INVALID_ARGUMENT");

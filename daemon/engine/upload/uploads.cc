@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <iterator>
 #include <limits>
 #include <utility>
 
@@ -85,6 +86,11 @@ bool IsLost(const absl::Status& why) {
 
 // ---- what is uploaded
 
+void Uploads::ForgetOldest(const Run& run, UploadRecord* record) {
+  const int excess = record->uploaded_size() - kMostKept;
+  if (IsShared(run) && excess > 0) record->mutable_uploaded()->DeleteSubrange(0, excess);
+}
+
 bool Uploads::MayChange(const Run& run) const {
   const Term& term = states_.Of(&run).term;
   return !IsShared(run) || (term.leads != nullptr && term.is_loaded);
@@ -107,14 +113,6 @@ absl::Status Uploads::Check(const Run& run, const v1::UploadPolicy& policy) cons
     return InvalidArgument(absl::StrCat("upload.keep_last is ", policy.keep_last(), "; it is at most ",
                                         kMostKept, " in a root that several nodes share, such as ",
                                         run.path));
-  }
-  if (IsShared(run) && !policy.no_restore()) {
-    return MakeError(
-        absl::StatusCode::kUnimplemented, reason::kSharedRootUnsupported,
-        absl::StrCat(run.path,
-                     " is a root that several nodes share: a run there resumes from the root "
-                     "alone; upload with ckptd.Upload(..., restore=False), and bring a checkpoint "
-                     "back with ckptctl fetch"));
   }
   if (run.uploads == nullptr)
     return MakeError(absl::StatusCode::kPermissionDenied, reason::kUploadNotAllowed,
@@ -141,10 +139,20 @@ void Uploads::SetPolicy(Run* run, const v1::UploadPolicy* policy) {
   Store(run, /*now=*/false);
 }
 
-void Uploads::TakeOver(Run* run, const v1::UploadPolicy& policy,
+void Uploads::TakeOver(Run* run, int64_t attempt, const v1::UploadPolicy& policy,
                        const std::vector<UploadIo::InBucket>& found) {
   UploadRecord& record = states_.Of(run).record;
-  if (record.url() != policy.url()) SetPolicy(run, &policy);  // Rank 0 has not joined yet.
+  if (IsShared(*run)) {
+    Term& term = states_.Of(run).term;
+    term.taken_over_for = attempt;
+    if (IsEmpty(record)) term.counted_through = std::max(term.counted_through, NewestBefore(*run, attempt));
+    if (record.url() != policy.url()) {
+      Apply(policy, &record);
+      record.set_every(0);  // Rank 0 has not joined yet, and says what counts.
+    }
+  } else if (record.url() != policy.url()) {
+    SetPolicy(run, &policy);  // Likewise.
+  }
   for (const auto& [summary, by_daemon] : found) {
     const int64_t sequence = summary.sequence();
     const CommittedCheckpoint* ours = run->catalog.Find(sequence);
@@ -156,18 +164,38 @@ void Uploads::TakeOver(Run* run, const v1::UploadPolicy& policy,
   }
   std::stable_sort(record.mutable_uploaded()->begin(), record.mutable_uploaded()->end(),
                    [](const auto& a, const auto& b) { return a.commit_time_us() < b.commit_time_us(); });
+  ForgetOldest(*run, &record);
   Store(run, /*now=*/false);
 }
 
 void Uploads::OnFetched(Run* run, const storage::v1::ManifestSummary& summary) {
   UploadRecord& record = states_.Of(run).record;
   record.set_fetched_sequence(summary.sequence());
+  if (IsShared(*run)) {
+    int64_t& counted = states_.Of(run).term.counted_through;
+    counted = std::max(counted, summary.sequence());
+  }
   for (int i = record.waiting_size() - 1; i >= 0; --i) {
     if (record.waiting(i).sequence() < summary.sequence() &&
         record.waiting(i).sequence() != states_.Of(run).uploading)
       Drop(run, i, absl::StrCat("the run goes on from ", summary.tag(), " of the bucket, which is newer"));
   }
   Store(run, /*now=*/false);
+}
+
+std::optional<int64_t> Uploads::CountedThrough(const Run& run) const {
+  const Term& term = states_.Of(&run).term;
+  if (!IsShared(run) || term.leads == nullptr || !term.leads() || !term.is_loaded) return std::nullopt;
+  return term.counted_through;
+}
+
+void Uploads::Announce(Run* run, int64_t sequence, int64_t sequences_above,
+                       absl::AnyInvocable<void()> recorded) {
+  State& state = states_.Of(run);
+  if (sequence != 0) state.record.set_fetched_sequence(sequence);
+  state.term.sequences_above = std::max(state.term.sequences_above, sequences_above);
+  state.term.announced.push_back(std::move(recorded));
+  Store(run, /*now=*/true);
 }
 
 bool Uploads::IsInBucket(const Run& run, int64_t sequence) const {
@@ -284,6 +312,7 @@ void Uploads::OnShown(Run* run) {
   }
   state.term.counted_through = known.counted_through;
   const UploadRecord before = std::exchange(state.record, known.record);
+  run->ledger->SetUploads(state.record);
   for (const UploadedCheckpoint& uploaded : state.record.uploaded())
     if (IndexOf(before.uploaded(), uploaded.sequence()) < 0) hooks_.changed(*run, uploaded.sequence());
   Answer(run);
@@ -321,6 +350,7 @@ void Uploads::TakePolicy(Run* run, const SharedUploads::Known& known) {
   UploadRecord& record = state.record;
   const std::string before = record.SerializeAsString();
   state.term.policy = known.policy;
+  if (known.attempt < state.term.taken_over_for) return;  // Rank 0 of that launch has not joined yet.
   if (known.policy.url().empty()) {
     if (!IsEmpty(record)) record.set_every(0);
   } else {
@@ -340,7 +370,7 @@ void Uploads::CountThrough(Run* run, int64_t newest) {
        each != committed.end() && each->first <= newest; ++each) {
     term.counted_through = each->first;
     if (is_empty) continue;
-    Count(run, each->second.summary);
+    if (each->first != state.record.fetched_sequence()) Count(run, each->second.summary);
     term.is_unwritten = true;
   }
   if (term.is_unwritten) return Write(run);
@@ -353,10 +383,11 @@ void Uploads::Write(Run* run) {
   if (state.writes > 0) return;
   ++state.writes;
   state.term.is_unwritten = false;
+  run->ledger->SetUploads(state.record);
   run->authority->uploads()->Write(
-      state.record, state.term.counted_through,
+      state.record, state.term.counted_through, state.term.sequences_above,
       [this, run, number = state.term.number, through = state.term.counted_through,
-       uploaded = state.unwritten](const absl::Status& written) {
+       uploaded = state.unwritten, announced = state.term.announced.size()](const absl::Status& written) {
         State& now = states_.Of(run);
         if (now.term.number != number) return;
         --now.writes;
@@ -365,7 +396,13 @@ void Uploads::Write(Run* run) {
         if (!written.ok()) return;  // OnTick writes again.
         now.term.written_through = through;
         for (int64_t sequence : uploaded) now.unwritten.erase(sequence);
+        const auto last = now.term.announced.begin() + static_cast<std::ptrdiff_t>(announced);
+        std::vector<absl::AnyInvocable<void()>> recorded(std::move_iterator(now.term.announced.begin()),
+                                                         std::move_iterator(last));
+        now.term.announced.erase(now.term.announced.begin(), last);
+        if (now.term.announced.empty()) now.term.sequences_above = 0;
         if (now.term.is_unwritten) Write(run);
+        for (auto& tell : recorded) tell();
         hooks_.released(run);
       });
 }
@@ -502,8 +539,7 @@ void Uploads::OnUploaded(Run* run, const UploadedCheckpoint& what, const absl::S
   }  // Else it was given up meanwhile, and is obsolete.
   while (record.keep_last() > 0 && record.uploaded_size() > record.keep_last())
     Move(*record.mutable_uploaded(), 0, *record.mutable_obsolete());
-  while (IsShared(*run) && record.uploaded_size() > kMostKept)
-    record.mutable_uploaded()->DeleteSubrange(0, 1);  // It stays in the bucket.
+  ForgetOldest(*run, &record);
   observer_->OnInfo(absl::StrCat("checkpoint ", run->path, "/", what.tag(), " is in ", record.url(), ": ",
                                  *sent, " bytes sent"));
   Store(run, /*now=*/true);

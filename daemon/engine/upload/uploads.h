@@ -50,18 +50,25 @@ class Uploads {
 
   // The run's record was read.
   void Load(Run* run);
-  // Whether a launch may have this policy. INVALID_ARGUMENT; UNIMPLEMENTED, reason SHARED_ROOT_UNSUPPORTED, if
-  // it resumes from the bucket in a root that several nodes share; the errors of UploadIo::Check.
+  // Whether a launch may have this policy. INVALID_ARGUMENT; the errors of UploadIo::Check.
   absl::Status Check(const Run& run, const v1::UploadPolicy& policy) const;
   // A rank has joined, with a policy that was checked. That of rank 0 of the newest launch counts.
   void OnJoined(Run* run, int64_t attempt, const v1::JoinRunRequest& request);
   // The newest launch has this policy; null: none. For a run of one node.
   void SetPolicy(Run* run, const v1::UploadPolicy* policy);
-  // The bucket of this policy was listed: what daemons have uploaded there counts as this run's, although it
-  // has lost its record of that.
-  void TakeOver(Run* run, const v1::UploadPolicy& policy, const std::vector<UploadIo::InBucket>& found);
+  // The bucket of this policy, with which an attempt has joined, was listed: what daemons have uploaded there
+  // counts as this run's, although it has lost its record of that.
+  void TakeOver(Run* run, int64_t attempt, const v1::UploadPolicy& policy,
+                const std::vector<UploadIo::InBucket>& found);
   // This one was brought back: the run goes on from it, and no longer uploads what is older.
   void OnFetched(Run* run, const storage::v1::ManifestSummary& summary);
+  // This node coordinates a run that several nodes share, and knows that the root has had checkpoints up to this
+  // sequence, as far as they were counted; nullopt: it does not, or does not know that yet.
+  std::optional<int64_t> CountedThrough(const Run& run) const;
+  // On that node. A checkpoint is about to be brought back; 0: none is. `recorded` runs when it counts as no new
+  // save, whichever node coordinates, and saves that begin from then on have sequences above that one. It does not
+  // run if this node ceases to coordinate.
+  void Announce(Run* run, int64_t sequence, int64_t sequences_above, absl::AnyInvocable<void()> recorded);
   // Whether it was in the bucket before it was in this root, or is there since.
   bool IsInBucket(const Run& run, int64_t sequence) const;
   // Call it before the outcome of the save goes into the history. No-op if several nodes share the run.
@@ -106,8 +113,11 @@ class Uploads {
     bool is_reading = false;
     bool is_unwritten = false;  // The record is to be written.
     Instant read_again_at{};
-    storage::v1::UploadRecord policy;  // As it was read last.
-    int64_t written_through = 0;       // Up to which checkpoint etcd says that they were counted.
+    storage::v1::UploadRecord policy;                   // As it was read last.
+    int64_t taken_over_for = 0;                         // The last attempt of TakeOver.
+    int64_t sequences_above = 0;                        // To be written; 0: nothing is.
+    std::vector<absl::AnyInvocable<void()>> announced;  // They run when what is to be written is.
+    int64_t written_through = 0;  // Up to which checkpoint etcd says that they were counted.
   };
   struct State {
     storage::v1::UploadRecord record;
@@ -129,6 +139,8 @@ class Uploads {
     Term term;
   };
   static bool IsShared(const Run& run) { return run.authority->uploads() != nullptr; }
+  // Of a run that several nodes share: leaves out the oldest of very many. They stay in the bucket.
+  static void ForgetOldest(const Run& run, storage::v1::UploadRecord* record);
   // This node uploads what the record says, and nobody else does.
   bool MayChange(const Run& run) const;
 

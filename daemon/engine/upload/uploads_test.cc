@@ -125,7 +125,7 @@ TEST_F(UploadsTest, KnowsWhatDaemonsHaveUploadedAgainAfterTheRootWasLost) {
   v1::UploadPolicy policy;
   policy.set_url("s3://bucket/run");
   policy.set_keep_last(2);
-  uploads_.TakeOver(run_, policy, {InBucket(9), InBucket(7), InBucket(8, /*by_daemon=*/false)});
+  uploads_.TakeOver(run_, 1, policy, {InBucket(9), InBucket(7), InBucket(8, /*by_daemon=*/false)});
   SetPolicy(1, 2);
   EXPECT_TRUE(uploads_.IsInBucket(*run_, 7));
   EXPECT_FALSE(uploads_.IsInBucket(*run_, 8)) << "somebody has put it there, and it stays";
@@ -139,7 +139,7 @@ TEST_F(UploadsTest, KnowsWhatDaemonsHaveUploadedAgainAfterTheRootWasLost) {
 TEST_F(UploadsTest, WhatWasBroughtBackIsNotUploadedAgainAndWhatIsOlderNoLonger) {
   SetPolicy(1);
   CommitNext(1);
-  uploads_.TakeOver(run_,
+  uploads_.TakeOver(run_, 1,
                     [] {
                       v1::UploadPolicy policy;
                       policy.set_url("s3://bucket/run");
