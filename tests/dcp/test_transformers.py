@@ -14,7 +14,6 @@ from harness.stand_in_devices import IN_PROCESS
 IMPORTS = """
 import json, signal, torch, transformers, ckptd.transformers
 transformers.logging.set_verbosity_error()
-ckptd.transformers.configure(os.environ["CKPTD_ENDPOINT"])
 
 class Data(torch.utils.data.Dataset):
     def __len__(self): return 64
@@ -53,7 +52,7 @@ def start(daemon):
 
     def start(**environment):
         made.append(Trainer(daemon.endpoint, {"CKPTD_TEST_IMPORTS": IMPORTS, **environment}))
-        made[-1].start("None")
+        made[-1].start('ckptd.transformers.configure(os.environ["CKPTD_ENDPOINT"])')
         return made[-1]
 
     yield start

@@ -11,7 +11,6 @@ import socket
 import subprocess
 import threading
 import time
-import types as python_types
 import urllib.error
 import urllib.request
 
@@ -23,7 +22,17 @@ import ckptd
 from ckptd.v1 import handoff_pb2 as handoff
 from ckptd.v1 import messages_pb2 as messages
 
-DAEMON = python_types.SimpleNamespace(endpoint=os.environ.get("CKPTD_ENDPOINT", ""))
+
+
+class _Daemon:
+    """The trainer's daemon. Imports come before the trainer has its environment."""
+
+    @property
+    def endpoint(self):
+        return os.environ["CKPTD_ENDPOINT"]
+
+
+DAEMON = _Daemon()
 MIB = 1 << 20
 HELD = []  # Functions that release what an attack holds.
 

@@ -10,10 +10,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 import pytest
 
+from harness.fork_server import ForkedProcess
 from harness.waiting import TIMEOUT, readable
 from harness.workplace import module_path
 
@@ -41,13 +42,17 @@ class Trainer:
     ) -> None:
         """`wrapper` is a command that runs the process in its own place, as nsenter does."""
         environment = {**os.environ, "CKPTD_ENDPOINT": endpoint, "PYTHONPATH": module_path(), **(env or {})}
-        self.process = subprocess.Popen(
-            [*wrapper, sys.executable, str(TRAINER_PROGRAM)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=environment,
-            text=True,
-        )
+        self.process: Union[ForkedProcess, subprocess.Popen[str]]
+        if wrapper:
+            self.process = subprocess.Popen(
+                [*wrapper, sys.executable, str(TRAINER_PROGRAM)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=environment,
+                text=True,
+            )
+        else:
+            self.process = ForkedProcess(environment)
         self.pid = self.process.pid
 
     def start(self, code: str) -> None:
