@@ -1,17 +1,14 @@
-"""Jobs of each library that the adapters serve: adapter_jobs.py LIBRARY ROOT URL STEPS, as a rank that torchrun starts.
+"""Jobs of each library that the adapters serve: run() is a rank with the environment that torchrun gives it.
 
 Each has the line of its library's documentation that goes on from the newest checkpoint, and no other way to find it. It
-saves after steps 2 and 4, trains on to STEPS, and prints the step that it went on from and the weights. An empty URL means
-no bucket.
+saves after steps 2 and 4, and trains on. An empty URL means no bucket.
 """
 
 from __future__ import annotations
 
 import importlib
-import json
 import logging
 import os
-import sys
 import warnings
 from typing import Any, Callable, Dict, List, Tuple
 
@@ -89,7 +86,6 @@ def dcp_by_path(root: str, url: str, steps: int) -> Found:
 
 
 def deepspeed(root: str, url: str, steps: int) -> Found:
-    os.environ.update(DS_ACCELERATOR="cpu", DS_BUILD_OPS="0")
     import ckptd.deepspeed
     import deepspeed
 
@@ -292,24 +288,32 @@ JOBS: Dict[str, Callable[[str, str, int], Found]] = {
 }
 
 
-def main() -> None:
-    library, root, url, steps = sys.argv[1:]
-    if library.partition("_")[0] in ("dcp", "nxd", "torchtnt"):
+# What the jobs of a library import, which takes seconds.
+IMPORTS = {
+    "dcp": "import ckptd.dcp, torch.distributed.checkpoint.state_dict",
+    "deepspeed": 'os.environ.update(DS_ACCELERATOR="cpu", DS_BUILD_OPS="0")\n'
+    "import ckptd.deepspeed, deepspeed, torch._inductor.compile_fx",
+    "nxd": "import ckptd.nxd",
+    "torchtnt": "import ckptd.torchtnt, torchtnt.framework.train",
+    "lightning": "import ckptd.lightning, pytorch_lightning",
+    "transformers": "import ckptd.transformers, transformers.trainer",
+}
+
+
+def library_of(job: str) -> str:
+    return job.partition("_")[0]
+
+
+def run(job: str, root: str, url: str, steps: int) -> Dict[str, Any]:
+    """Returns the step that the job went on from and the weights, or the error that it heard."""
+    if library_of(job) in ("dcp", "nxd", "torchtnt"):
         dist.init_process_group("gloo")
     try:
-        begin, trained = JOBS[library](root, url, int(steps))
-        values = {name: value.tolist() for name, value in trained.state_dict().items()}
-        print(json.dumps({"begin": begin, "values": values}), flush=True)
+        begin, trained = JOBS[job](root, url, steps)
     except ckptd.CkptdError as error:
-        print(
-            json.dumps({"error": type(error).__name__, "reason": error.reason, "words": str(error)}),
-            flush=True,
-        )
-        os._exit(0)  # Without the end of the process group, for which other ranks may not come.
+        return {"error": type(error).__name__, "reason": error.reason, "words": str(error)}
+    values = {name: value.tolist() for name, value in trained.state_dict().items()}
     if dist.is_initialized():
         dist.barrier()
         dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()
+    return {"begin": begin, "values": values}

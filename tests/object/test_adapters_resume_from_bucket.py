@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import pathlib
 import shutil
@@ -14,7 +13,7 @@ import uuid
 from typing import Any, Dict, Iterator, List, Set
 
 import pytest
-from adapter_jobs import JOBS
+from adapter_jobs import IMPORTS, JOBS, library_of
 from bucket_servers import BUCKET, BucketServer, start_moto
 from ckptd._checkpoint_info import CheckpointInfo
 from ckptd.restore import open_root
@@ -22,6 +21,7 @@ from ckptd.uploads import Upload
 import upload_job
 from upload_job import Job
 
+from harness import Trainer, together
 from harness.waiting import until
 
 MISSING = "not-there"  # A bucket.
@@ -38,39 +38,29 @@ def free_port() -> int:
 def launch(
     endpoint: str, library: str, root: pathlib.Path, url: str, begins: bool = False
 ) -> List[Dict[str, Any]]:
-    """Runs all ranks of a job, as torchrun does. Returns what each has printed. begins: it is the first launch."""
+    """Runs all ranks of a job, with what torchrun tells them. begins: it is the first launch."""
     shared = {
-        **os.environ,
-        "CKPTD_ENDPOINT": endpoint,
         "BEGINS": "yes" if begins else "no",
         "WORLD_SIZE": str(WORLD_SIZE),
         "LOCAL_WORLD_SIZE": str(WORLD_SIZE),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(free_port()),
         "TORCHELASTIC_RUN_ID": uuid.uuid4().hex,
-        "OMP_NUM_THREADS": "1",
+        "CKPTD_TEST_IMPORTS": f"{IMPORTS[library_of(library)]}\nimport adapter_jobs",
     }
-    program = pathlib.Path(__file__).with_name("adapter_jobs.py")
-    arguments = [sys.executable, str(program), library, str(root), url, str(STEPS)]
     ranks = [
-        subprocess.Popen(
-            arguments,
-            env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(WORLD_SIZE)
+        Trainer(endpoint, {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(WORLD_SIZE)
     ]
     try:
-        texts = [rank.communicate(timeout=SECONDS) for rank in ranks]
+        results = together(ranks, f"adapter_jobs.run({library!r}, {str(root)!r}, {url!r}, {STEPS})", SECONDS)
+        if not any("error" in result for result in results):  # After one, process groups wait for each other.
+            for rank in ranks:
+                rank.process.stdin.close()
+            assert [rank.process.wait(SECONDS) for rank in ranks] == [0] * WORLD_SIZE
+        return results
     finally:
         for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [0] * WORLD_SIZE, "\n".join(
-        text[-3000:] for _, text in texts
-    )
-    return [json.loads(printed.splitlines()[-1]) for printed, _ in texts]
+            rank.close()
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +111,7 @@ class Trained:
         return open_root(self.root / inner).list()
 
 
-LIBRARIES = ["dcp", "deepspeed", "nxd", "torchtnt", "lightning", "transformers"]
+LIBRARIES = [*IMPORTS]
 OTHER_LINES = sorted(set(JOBS) - set(LIBRARIES))  # Of the same libraries.
 
 
