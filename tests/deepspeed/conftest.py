@@ -19,6 +19,7 @@ def start_ranks(places, folder, world_size):
     imports = (
         "import signal, torch.distributed as dist, ckptd.deepspeed, ds_states as states\n"
         "from ckptd.deepspeed import CheckpointEngine\n"
+        "import torch._inductor.compile_fx\n"  # DeepSpeed's engine imports it: two seconds in each rank.
     )
     path = os.pathsep.join([str(pathlib.Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     environment = {"CKPTD_TEST_IMPORTS": imports, "PYTHONPATH": path}

@@ -106,7 +106,11 @@ def _serve() -> None:
     """Returns in each trainer, which then runs on, and in the server when the tests' process has ended."""
     import trainer_program  # Beside this file, which runs as a program here.
 
+    before = dict(os.environ)
     namespace = trainer_program.imports()
+    if "torch" in sys.modules:
+        import torch._dynamo  # noqa: F401  # The first optimizer of a process imports it: half a second and more.
+    set_by_imports = dict(os.environ.items() - before.items())
     threads = os.listdir("/proc/self/task")
     assert len(threads) == 1, f"imports started {len(threads) - 1} threads: a fork would lose them"
     requests = socket.socket(fileno=0)
@@ -125,7 +129,7 @@ def _serve() -> None:
                 os.dup2(descriptor, number)
                 os.close(descriptor)
             os.environ.clear()
-            os.environ.update(request["environment"])
+            os.environ.update({**request["environment"], **set_by_imports})
             os.chdir(request["cwd"])
             trainer_program.run(namespace)
             return
