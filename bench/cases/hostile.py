@@ -21,7 +21,7 @@ STATE = 16 * MIB
 
 def run(context: BenchContext) -> None:
     """Measures the same saves alone, beside the hostile user, and alone again."""
-    rounds = 10 if context.quick else 100
+    rounds = 3 if context.quick else 100
     config = f'socket_mode: "0666"\nlimits {{ over_share_grace_seconds: {GRACE_SECONDS} }}'
     with context.daemon(8 * STATE, config=config) as daemon:
         daemon.wait_for_pool()
