@@ -49,7 +49,7 @@ def unprivileged() -> Dict[str, Any]:
         ),
     ],
 )
-def test_tour_pasted_ten_times_prints_the_same_each_time(
+def test_tour_pasted_again_and_again_prints_the_same_each_time(
     home: pathlib.Path, document: str, name: str, printed: str
 ) -> None:
     code = example(document, name)
@@ -57,7 +57,7 @@ def test_tour_pasted_ten_times_prints_the_same_each_time(
     code = code.replace("/tmp/ckptd-tour", str(home / "tour"))
     environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "CKPTD_ENDPOINT")}
     lines_of_grpc = 0
-    for _ in range(10):
+    for _ in range(4):  # What the first two leave may differ; the tour of Python keeps three checkpoints.
         done = subprocess.run(
             [sys.executable, "-c", code],
             cwd=home,
