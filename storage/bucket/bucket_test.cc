@@ -320,6 +320,38 @@ TEST_F(BucketTest, ManifestThatArrivesDamagedOnceHidesNoCheckpointFromAList) {
   EXPECT_THAT(list->checkpoints, SizeIs(1));
 }
 
+// Each costs money, and a round trip.
+TEST_F(BucketTest, ListAsksTwoRequestsForEachCheckpointAndOneForAll) {
+  WriteCheckpoint(root_, 1);
+  MemoryObjectStore store;
+  ASSERT_TRUE(Upload(root_, store).ok());
+  std::atomic<int> requests = 0;
+  store.SetHook([&](const std::string&, const std::string&) {
+    ++requests;
+    return absl::OkStatus();
+  });
+  const absl::StatusOr<BucketList> list = ListBucket(store, "run", 2);
+  ASSERT_TRUE(list.ok()) << list.status();
+  EXPECT_THAT(list->checkpoints, SizeIs(1));
+  EXPECT_EQ(requests, 3);
+}
+
+TEST_F(BucketTest, ManifestThatIsReplacedWhileItIsListedIsNotTakenForDamaged) {
+  WriteCheckpoint(root_, 1);
+  MemoryObjectStore store;
+  ASSERT_TRUE(Upload(root_, store).ok());
+  const std::string manifest = "run/step_10/.ckptd/manifest", replaced = store.objects()[manifest];
+  const std::string shorter = replaced.substr(0, replaced.size() - 1);
+  ASSERT_EQ(PutText(store, manifest, shorter, PutMode::kReplace), absl::OkStatus());
+  store.SetHook([&](const std::string& request, const std::string&) {
+    const bool is_first = request == "Get" && store.objects()[manifest] == shorter;
+    return is_first ? PutText(store, manifest, replaced, PutMode::kReplace) : absl::OkStatus();
+  });
+  const absl::StatusOr<BucketList> list = ListBucket(store, "run", 2);
+  ASSERT_TRUE(list.ok()) << list.status();
+  EXPECT_THAT(list->checkpoints, SizeIs(1));
+}
+
 TEST_F(BucketTest, ManifestThatArrivesDamagedOnceIsRemovedNevertheless) {
   WriteCheckpoint(root_, 1);
   MemoryObjectStore store;
