@@ -20,9 +20,9 @@ class RunStates {
   State& Of(const Run* run) { return states_[const_cast<Run*>(run)]; }
   // The default state if nothing was kept for the run yet.
   const State& Of(const Run* run) const {
-    static const State none{};
+    static const State* const none = new State();  // Never destroyed.
     const auto found = states_.find(const_cast<Run*>(run));
-    return found == states_.end() ? none : found->second;
+    return found == states_.end() ? *none : found->second;
   }
   // Call it before the Run object goes.
   void Forget(const Run* run) { states_.erase(const_cast<Run*>(run)); }
