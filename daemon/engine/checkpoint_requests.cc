@@ -88,6 +88,7 @@ v1::Run Engine::Impl::Describe(const Run& run) const {
   description.set_trash_bytes(trash_.bytes(run));
   uploads_.Describe(run, &description);
   fetches_.Describe(run, &description);
+  if (!shared_fetches_.Describe(run).empty()) description.mutable_uploads()->mutable_fetching();
   *description.mutable_probe() = ToWire(run.probe, disk_.measured_free_bytes(run));
   return description;
 }

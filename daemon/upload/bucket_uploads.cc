@@ -1,7 +1,6 @@
 #include "daemon/upload/bucket_uploads.h"
 
 #include <chrono>
-#include <random>
 #include <thread>
 #include <utility>
 
@@ -14,7 +13,6 @@
 #include "storage/bucket/remove.h"
 #include "storage/bucket/transfer.h"
 #include "storage/bucket/upload.h"
-#include "storage/format/names.h"
 #include "storage/object/bucket_url.h"
 #include "storage/object/s3_store.h"
 
@@ -42,16 +40,6 @@ absl::StatusOr<std::unique_ptr<ObjectStore>> OpenS3(const std::string& bucket, D
 absl::Status CheckMayGoOn(const UploadIo::MayGoOn& may_go_on) {
   if (may_go_on == nullptr || may_go_on()) return absl::OkStatus();
   return absl::CancelledError("another node goes on with it");
-}
-
-// Sequence 1: a sweep takes what was moved from there into the trash for what is left of a save that has ended.
-FetchPlace PlaceOf(const std::string& tag, const UploadIo::Term& term) {
-  if (term.number == 0) return {};
-  std::random_device random;
-  return {absl::StrCat(std::string(kOurDirectory), "/", std::string(kSharedDirectory), "/",
-                       TermName(term.number)),
-          InflightName(tag, 1, uint64_t{random()} << 32 | random()),
-          [may_go_on = term.may_go_on] { return CheckMayGoOn(may_go_on); }};
 }
 
 // Runs the work on a thread that ends with it, because a thread keeps the idle priority. The caller's thread,
@@ -183,8 +171,9 @@ class BucketUploads::Io : public UploadIo {
                                  OpenScoped(*fs, root->directory.get(), ".", OpenMode::kDirectory));
           CKPTD_ASSIGN_OR_RETURN(const std::unique_ptr<ObjectStore> store,
                                  shared->Open(place, kLimit, term.may_go_on));
+          const FetchTerm fetch{term.number, [&term] { return CheckMayGoOn(term.may_go_on); }};
           return FetchCheckpoint(*store, place.prefix, tag, *fs, directory.get(), shared->Transfer(arrived),
-                                 PlaceOf(tag, term))
+                                 fetch)
               .status();
         },
         std::move(done));

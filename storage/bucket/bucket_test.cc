@@ -24,6 +24,7 @@
 #include "storage/commit/checkpoint/scan.h"
 #include "storage/commit/checkpoint/verify.h"
 #include "storage/format/manifest.h"
+#include "storage/format/names.h"
 #include "storage/fs/posix_file_system.h"
 #include "tests/testing/crash_disk.h"
 #include "tests/testing/faulty_file_system.h"
@@ -589,21 +590,23 @@ TEST_F(BucketTest, FetchIntoASharedRootTakesNoLockAndIsMovedAwayByTheNextCoordin
   TempDir other;
   const std::string term = absl::StrCat(other.path(), "/.ckptd/shared/term.1");
   std::filesystem::create_directories(term);
-  FetchPlace place{".ckptd/shared/term.1", "step_10.1.0000000000000001", nullptr};
+  FetchTerm of{1};
   const auto fetch = [&] {
-    return FetchCheckpoint(store, "run", kTag, fs(), other.fd(), options_, place).status();
+    return FetchCheckpoint(store, "run", kTag, fs(), other.fd(), options_, of).status();
   };
-  place.may_commit = [&] { return absl::CancelledError("it coordinates no longer"); };
+  of.may_commit = [&] { return absl::CancelledError("it coordinates no longer"); };
   EXPECT_TRUE(absl::IsCancelled(fetch()));
   EXPECT_TRUE(std::filesystem::is_empty(term)) << "what a fetch has brought that fails is removed";
-  place.may_commit = [&] {
-    std::filesystem::rename(absl::StrCat(term, "/", place.name), absl::StrCat(other.path(), "/moved"));
+  of.may_commit = [&] {
+    const auto fetched = std::filesystem::directory_iterator(term)->path();
+    EXPECT_EQ(ParseInflightName(fetched.filename().string())->sequence, 1) << "a sweep removes it";
+    std::filesystem::rename(fetched, absl::StrCat(other.path(), "/moved"));
     return absl::OkStatus();
   };
   EXPECT_FALSE(fetch().ok()) << "it was paused here";
   EXPECT_FALSE(std::filesystem::exists(absl::StrCat(other.path(), "/", kTag)));
   EXPECT_FALSE(std::filesystem::exists(absl::StrCat(other.path(), "/.fetch")));
-  place.may_commit = nullptr;
+  of.may_commit = nullptr;
   EXPECT_EQ(fetch(), absl::OkStatus());
   EXPECT_TRUE(std::filesystem::exists(absl::StrCat(other.path(), "/", kTag, "/.ckptd/manifest")));
 }

@@ -1,6 +1,7 @@
 #include "storage/bucket/fetch.h"
 
 #include <memory>
+#include <random>
 #include <span>
 #include <string_view>
 #include <utility>
@@ -26,10 +27,17 @@ using storage::v1::ManifestSummary;
 constexpr std::string_view kFetchDirectory = ".fetch";
 constexpr int64_t kMaxRecordBytes = int64_t{1} << 30;
 
+// Sequence 1: in the trash a sweep takes it for what is left of a save that has ended.
+std::string NameInTerm(const std::string& tag) {
+  std::random_device random;
+  const uint64_t high = random();
+  return InflightName(tag, 1, high << 32 | random());
+}
+
 class Fetcher {
  public:
   Fetcher(ObjectStore& store, const std::string& prefix, std::string tag, FileSystem& fs, Handle root,
-          const TransferOptions& options, const FetchPlace& place)
+          const TransferOptions& options, const FetchTerm& term)
       : store_(store),
         bucket_(MakeObjectFileSystem(&store, prefix)),
         base_(CheckpointKey(prefix, tag)),
@@ -37,8 +45,8 @@ class Fetcher {
         fs_(fs),
         root_(root),
         options_(options),
-        place_(place),
-        name_(place.directory.empty() ? tag_ : place.name) {}
+        term_(term),
+        name_(term.number == 0 ? tag_ : NameInTerm(tag_)) {}
 
   absl::StatusOr<ManifestSummary> Run() {
     CKPTD_RETURN_IF_ERROR(CheckTag(tag_));
@@ -95,8 +103,10 @@ class Fetcher {
   }
 
   absl::Status OpenPlace() {
-    if (!place_.directory.empty()) {
-      CKPTD_ASSIGN_OR_RETURN(fetch_dir_, OpenScoped(fs_, root_, place_.directory, OpenMode::kDirectory));
+    if (term_.number != 0) {
+      const std::string path = absl::StrCat(std::string(kOurDirectory), "/", std::string(kSharedDirectory),
+                                            "/", TermName(term_.number));
+      CKPTD_ASSIGN_OR_RETURN(fetch_dir_, OpenScoped(fs_, root_, path, OpenMode::kDirectory));
       return absl::OkStatus();
     }
     CKPTD_RETURN_IF_ERROR(MakeDirsDurably(fs_, root_, kFetchDirectory));
@@ -198,7 +208,7 @@ class Fetcher {
     CKPTD_RETURN_IF_ERROR(WriteNewFile(fs_, dir_.get(), manifest, manifest_bytes_));
     paths_.push_back(manifest);
     CKPTD_RETURN_IF_ERROR(SyncDirectories(fs_, dir_.get(), paths_));
-    if (place_.may_commit != nullptr) CKPTD_RETURN_IF_ERROR(place_.may_commit());
+    if (term_.may_commit != nullptr) CKPTD_RETURN_IF_ERROR(term_.may_commit());
     // An empty directory at the tag is replaced.
     CKPTD_RETURN_IF_ERROR(fs_.Rename(fetch_dir_.get(), name_, root_, tag_, RenameMode::kReplace));
     CKPTD_RETURN_IF_ERROR(fs_.Sync(root_, SyncMode::kAll));
@@ -212,7 +222,7 @@ class Fetcher {
   FileSystem& fs_;
   const Handle root_;
   const TransferOptions& options_;
-  const FetchPlace& place_;
+  const FetchTerm& term_;
   const std::string name_;
   std::string manifest_bytes_;
   Manifest manifest_;
@@ -227,8 +237,8 @@ class Fetcher {
 
 absl::StatusOr<ManifestSummary> FetchCheckpoint(ObjectStore& store, const std::string& prefix,
                                                 const std::string& tag, FileSystem& fs, Handle root,
-                                                const TransferOptions& options, const FetchPlace& place) {
-  return Fetcher(store, prefix, tag, fs, root, options, place).Run();
+                                                const TransferOptions& options, const FetchTerm& term) {
+  return Fetcher(store, prefix, tag, fs, root, options, term).Run();
 }
 
 }  // namespace ckptd

@@ -7,6 +7,7 @@
 #ifndef CKPTD_STORAGE_BUCKET_FETCH_H_
 #define CKPTD_STORAGE_BUCKET_FETCH_H_
 
+#include <cstdint>
 #include <functional>
 #include <string>
 
@@ -18,13 +19,12 @@
 
 namespace ckptd {
 
-// Of a root that several nodes share: where its coordinator puts the checkpoint together instead, and without a
-// lock. A later coordinator moves that away.
-struct FetchPlace {
-  std::string directory;  // Beneath the root; it is there. Empty: .fetch, with its lock.
-  std::string name;       // In it; nothing else has that name.
+// Of a root that several nodes share: the term of its coordinator, in whose directory the checkpoint is put together,
+// without a lock. A later coordinator moves it away (storage/commit/shared/run/shared_term.h).
+struct FetchTerm {
+  int64_t number = 0;  // 0: the root has one node.
   // Asked before the checkpoint gets its tag. Null: it may.
-  std::function<absl::Status()> may_commit;
+  std::function<absl::Status()> may_commit = nullptr;
 };
 
 // Every chunk is checked. NOT_FOUND, reason NO_CHECKPOINT, if there is no committed checkpoint.
@@ -34,7 +34,7 @@ struct FetchPlace {
 absl::StatusOr<storage::v1::ManifestSummary> FetchCheckpoint(ObjectStore& store, const std::string& prefix,
                                                              const std::string& tag, FileSystem& fs,
                                                              Handle root, const TransferOptions& options,
-                                                             const FetchPlace& place = {});
+                                                             const FetchTerm& term = {});
 
 }  // namespace ckptd
 #endif  // CKPTD_STORAGE_BUCKET_FETCH_H_

@@ -67,7 +67,7 @@ struct Node {
   std::vector<Callback<absl::Status>> held_deletions;
   std::vector<std::string> restores;  // That this node was asked for: "1 s3://bucket/run mine".
   absl::StatusOr<SharedUploads::Newest> restored = SharedUploads::Newest{"step_9", 9};  // Its answer.
-  bool holds_restores = false;                                                        // It gives none.
+  bool holds_restores = false;                                                          // It gives none.
   std::vector<std::string> lost, noticed, coordinators;
   absl::Status failed;                  // What it was told last of a save that has failed here.
   std::vector<std::string> asked_anew;  // Why it has asked for a new registration.
@@ -3128,15 +3128,16 @@ TEST_P(NodesRunContract, AFetchThatADeadOrFormerCoordinatorHasNotEndedIsMadeByTh
   RunUntil([&] { return !heard.empty(); });
   EXPECT_EQ(heard, "step_9");
   EXPECT_THAT(Coordinator()->restores, SizeIs(1));
+  RunUntil([this] { return Coordinator()->run->Term() != 0; });
   EXPECT_GT(Coordinator()->run->Term(), 1);
 }
 
 TEST_P(NodesRunContract, TheAttemptOfAFetchedCheckpointDoesNotSplitTheLaunchThatResumesFromIt) {
   storage::v1::UploadRecord record = UploadsTo("s3://bucket/run");
   record.set_fetched_sequence(9);
-  EXPECT_EQ(Ask<absl::Status>(
-                [&](auto done) { Coordinator()->run->Write(record, 0, 1000, std::move(done)); }),
-            absl::OkStatus());
+  EXPECT_EQ(
+      Ask<absl::Status>([&](auto done) { Coordinator()->run->Write(record, 0, 1000, std::move(done)); }),
+      absl::OkStatus());
   EXPECT_EQ(LaunchAlone(Other()), 2);
   root_.PutBack("step_9", 9);
   root_.attempts[9] = 7;  // Of the run that was lost.

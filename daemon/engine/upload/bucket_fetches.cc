@@ -245,6 +245,8 @@ void BucketFetches::NothingNewer(Run* run) {
 
 // ---- looking
 
+bool BucketFetches::IsActive(const Run& run) const { return states_.Of(&run).is_busy; }
+
 std::string BucketFetches::Describe(const Run& run) const {
   const State& state = states_.Of(&run);
   if (state.arrived == nullptr)

@@ -74,7 +74,7 @@ class BucketFetches {
   std::string Describe(const Run& run) const;
   // Sets `description->uploads.fetching` while ranks wait.
   void Describe(const Run& run, v1::Run* description) const;
-  bool IsActive(const Run& run) const { return states_.Of(&run).is_busy; }
+  bool IsActive(const Run& run) const;
   void OnTick(const Run* run, Instant now);
   void Forget(const Run* run) { states_.Forget(run); }
 
