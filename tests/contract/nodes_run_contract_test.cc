@@ -3081,6 +3081,18 @@ TEST_P(NodesRunContract, ANodeThatHasResignedNoLongerUploads) {
   EXPECT_TRUE(Coordinator()->run->StillCoordinates()());
 }
 
+TEST_P(NodesRunContract, AnUploadRecordThatCannotBeReadIsAnErrorAndNoEmptyRecord) {
+  EXPECT_EQ(WriteUploads(*Coordinator(), 4), absl::OkStatus());
+  RunUntil([this] { return Other().run->Shown().counted_through == 4; });
+  const int64_t version = Other().run->version();
+  PutKey(keys_.UploadRecord(), "\xff");
+  const absl::Status read = ReadUploads(*Coordinator()).status();
+  EXPECT_EQ(ReasonOf(read), "CORRUPT_KEY");
+  EXPECT_THAT(std::string(read.message()), HasSubstr(keys_.UploadRecord()));
+  RunUntil([&] { return Other().run->version() > version; });
+  EXPECT_EQ(Other().run->Shown().counted_through, 4);
+}
+
 TEST_P(NodesRunContract, SavesThatBeginAfterAFetchWasRecordedComeAfterTheBucketsCheckpoints) {
   SaveAll("step_1");
   EXPECT_EQ(ReasonOf(WriteUploads(Other(), 0, 1000)), ledger_reason::kNotCoordinator);

@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "daemon/etcd/etcd_requests.h"
 #include "daemon/ledger/state/found_messages.h"
+#include "storage/base/errors.h"
 
 namespace ckptd {
 namespace {
@@ -44,11 +45,36 @@ void UploadKeys::SetLeadership(const CompareAndSwap::Held* leadership) {
   if (leadership != nullptr) leadership_ = *leadership;
 }
 
+absl::Status UploadKeys::Take(const std::string& key, const std::string& value, Known* known) const {
+  UploadsOfLaunch policy;
+  ledger::v1::RunUploads record;
+  if (key == keys_.UploadPolicy() && policy.ParseFromString(value)) {
+    known->policy = std::move(policy);
+  } else if (key == keys_.UploadRecord() && record.ParseFromString(value)) {
+    known->record = std::move(record);
+  } else if (key == keys_.UploadPolicy() || key == keys_.UploadRecord()) {
+    return MakeError(
+        absl::StatusCode::kDataLoss, "CORRUPT_KEY",
+        absl::StrCat("etcd's key ", key, " is not what ckptd has written, so nothing of ", options_.run,
+                     " is uploaded: restore etcd from a backup, or delete the key and start the job anew "
+                     "(then what has waited is not uploaded, and what is in the bucket may stay there)"),
+        {{"key", key}});
+  }
+  return absl::OkStatus();
+}
+
+// What cannot be read stays as it was shown before: the coordinator says why (Read).
 void UploadKeys::OnKeys(const std::vector<std::string>&) {
   ++version_;
-  shown_ = Known();
-  if (const std::string* policy = mirror_->Find(keys_.UploadPolicy())) shown_.policy.ParseFromString(*policy);
-  if (const std::string* record = mirror_->Find(keys_.UploadRecord())) shown_.record.ParseFromString(*record);
+  const Known before = std::exchange(shown_, Known());
+  if (const std::string* value = mirror_->Find(keys_.UploadPolicy())) {
+    shown_.policy = before.policy;
+    Take(keys_.UploadPolicy(), *value, &shown_).IgnoreError();
+  }
+  if (const std::string* value = mirror_->Find(keys_.UploadRecord())) {
+    shown_.record = before.record;
+    Take(keys_.UploadRecord(), *value, &shown_).IgnoreError();
+  }
 }
 
 void UploadKeys::SetPolicy(int64_t attempt, const UploadRecord& policy, Done set) {
@@ -86,8 +112,8 @@ void UploadKeys::Read(absl::AnyInvocable<void(absl::StatusOr<Known>)> read) {
                  if (!found.ok()) return read(found.status());
                  Known known;
                  for (const etcdserverpb::KeyValue& pair : found->kvs()) {
-                   if (pair.key() == keys_.UploadPolicy()) known.policy.ParseFromString(pair.value());
-                   if (pair.key() == keys_.UploadRecord()) known.record.ParseFromString(pair.value());
+                   if (absl::Status taken = Take(pair.key(), pair.value(), &known); !taken.ok())
+                     return read(std::move(taken));
                  }
                  read(std::move(known));
                }));

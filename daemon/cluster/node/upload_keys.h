@@ -57,11 +57,11 @@ class UploadKeys {
   // patience. May answer within the call.
   void SetPolicy(int64_t attempt, const storage::v1::UploadRecord& policy, Done set);
 
-  // What etcd has shown last; it may have changed since.
+  // What etcd has shown last, and could be read; it may have changed since.
   const Known& shown() const { return shown_; }
   // Rises when shown() changes.
   int64_t version() const { return version_; }
-  // What etcd has now.
+  // What etcd has now. DATA_LOSS, reason CORRUPT_KEY, if a key is not what ckptd has written.
   void Read(absl::AnyInvocable<void(absl::StatusOr<Known>)> read);
   // With a leadership; one call after the other. The run's last sequence is `sequences_above` at least from then
   // on. NOT_COORDINATOR; errors of etcd_errors.h.
@@ -69,6 +69,8 @@ class UploadKeys {
 
  private:
   void OnKeys(const std::vector<std::string>& changed);
+  // One of the two keys: sets what it says in `known`, or leaves that as it is.
+  absl::Status Take(const std::string& key, const std::string& value, Known* known) const;
 
   Etcd* const etcd_;
   Clock* const clock_;

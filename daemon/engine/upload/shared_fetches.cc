@@ -85,9 +85,10 @@ void SharedFetches::Learn(Run* run) {
     return Answer(run, MakeError(absl::StatusCode::kPermissionDenied, reason::kUploadNotAllowed,
                                  "its daemon has no bucket"));
   }
-  const std::optional<int64_t> counted_through = hooks_.counted_through(*run);
+  const absl::StatusOr<int64_t> counted_through = hooks_.counted_through(*run);
   const int64_t term = run->authority->uploads()->Term();
-  if (!counted_through || term == 0) return;  // OnTick looks again.
+  if (absl::IsUnavailable(counted_through.status()) || term == 0) return;  // OnTick looks again.
+  if (!counted_through.ok()) return Answer(run, counted_through.status());
   state.stage = Stage::kFetching;
   BucketFetches::Order order{state.now.attempt, {}, state.now.run_id, *counted_through, {term, state.leads}};
   order.policy.set_url(state.now.url);

@@ -5,7 +5,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -40,7 +39,7 @@ class SharedFetches {
   struct Hooks {
     std::function<void(Run*)> scan;  // OnScanned follows.
     // As Uploads::CountedThrough.
-    std::function<std::optional<int64_t>(const Run&)> counted_through;
+    std::function<absl::StatusOr<int64_t>(const Run&)> counted_through;
     // As those of BucketFetches; OnFetched follows `begin`.
     std::function<void(Run*, BucketFetches::Order)> begin;
     std::function<void(const Run*)> drop;

@@ -327,6 +327,15 @@ TEST_F(SharedFetchesTest, NothingIsFetchedBeforeTheTermHasBegunInTheRoot) {
   EXPECT_THAT(io_->lists, SizeIs(1));
 }
 
+TEST_F(SharedFetchesTest, AResumeFailsIfItCannotBeKnownWhatWasUploaded) {
+  nodes_->leads = true;
+  Tick();
+  ASSERT_THAT(etcd().reads, SizeIs(1));
+  etcd().FailRead(MakeError(absl::StatusCode::kDataLoss, "CORRUPT_KEY", "etcd's key uploads/record"));
+  EXPECT_THAT(*Serve(), HasSubstr("uploads/record"));
+  EXPECT_THAT(io_->lists, IsEmpty());
+}
+
 TEST_F(SharedFetchesTest, EtcdThatFailsIsAskedAgainBeforeTheFetch) {
   Lead();
   Serve();

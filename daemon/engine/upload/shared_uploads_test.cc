@@ -281,6 +281,31 @@ TEST_F(SharedUploadsTest, EtcdThatFailsIsAskedAgain) {
   EXPECT_EQ(etcd().etcd.record.waiting_size(), 1);
 }
 
+TEST_F(SharedUploadsTest, ARecordThatCannotBeReadIsSaidOnceAndNothingIsUploaded) {
+  const absl::Status corrupt =
+      MakeError(absl::StatusCode::kDataLoss, "CORRUPT_KEY", "etcd's key uploads/record is not ckptd's");
+  etcd().etcd.policy = PolicyOf(1);
+  nodes_->leads = true;
+  Commit(run_, 1);
+  for (int i = 0; i < 3; ++i) {
+    Tick();
+    etcd().FailRead(corrupt);
+    clock_.Advance(std::chrono::seconds(1));
+  }
+  EXPECT_THAT(warnings_, ElementsAre(HasSubstr("uploads/record")));
+  EXPECT_EQ(uploads_.WhyUnread(*run_), corrupt) << "status shows it";
+  EXPECT_THAT(Asked(), IsEmpty());
+  EXPECT_THAT(etcd().writes, IsEmpty()) << "the lists would be lost";
+  EXPECT_THAT(uploads_.Held(*run_), ElementsAre(1)) << "nor is anything removed";
+  Tick();
+  etcd().FailRead(absl::UnavailableError("away"));
+  EXPECT_THAT(warnings_, SizeIs(2)) << "that is another reason";
+  clock_.Advance(std::chrono::seconds(1));
+  Settle();
+  EXPECT_EQ(uploads_.WhyUnread(*run_), absl::OkStatus());
+  EXPECT_THAT(Asked(), ElementsAre(1));
+}
+
 // ---- one coordinator after the other
 
 TEST_F(SharedUploadsTest, TheNextCoordinatorGoesOnWithWhatWaits) {

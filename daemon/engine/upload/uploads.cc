@@ -183,10 +183,12 @@ void Uploads::OnFetched(Run* run, const storage::v1::ManifestSummary& summary) {
   Store(run, /*now=*/false);
 }
 
-std::optional<int64_t> Uploads::CountedThrough(const Run& run) const {
+absl::StatusOr<int64_t> Uploads::CountedThrough(const Run& run) const {
   const Term& term = states_.Of(&run).term;
-  if (!IsShared(run) || term.leads == nullptr || !term.leads() || !term.is_loaded) return std::nullopt;
-  return term.counted_through;
+  const bool leads = IsShared(run) && term.leads != nullptr && term.leads();
+  if (leads && term.is_loaded) return term.counted_through;
+  if (leads && !term.unread.ok()) return term.unread;
+  return absl::UnavailableError("it is not known yet what is uploaded");
 }
 
 void Uploads::Announce(Run* run, int64_t sequence, int64_t sequences_above,
@@ -327,6 +329,17 @@ void Uploads::Read(Run* run) {
     Term& now = states_.Of(run).term;
     if (now.number != number) return;
     now.is_reading = false;
+    // Each try fails with other words, such as those of a connection.
+    const bool is_other =
+        known.status().code() != now.unread.code() || ReasonOf(known.status()) != ReasonOf(now.unread);
+    now.unread = known.status();
+    if (is_other && known.ok()) {
+      observer_->OnInfo(absl::StrCat("what of ", run->path, " is to be uploaded is known again"));
+    } else if (is_other) {
+      observer_->OnWarning(absl::StrCat(
+          "it is not known what of ", run->path,
+          " is to be uploaded, and etcd is asked again: ", std::string(known.status().message())));
+    }
     if (known.ok()) return OnRead(run, *known, newest);
     now.read_again_at = clock_->Now() + kFirstPause;
   });

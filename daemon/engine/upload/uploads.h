@@ -63,8 +63,10 @@ class Uploads {
   // This one was brought back: the run goes on from it, and no longer uploads what is older.
   void OnFetched(Run* run, const storage::v1::ManifestSummary& summary);
   // This node coordinates a run that several nodes share, and knows that the root has had checkpoints up to this
-  // sequence, as far as they were counted; nullopt: it does not, or does not know that yet.
-  std::optional<int64_t> CountedThrough(const Run& run) const;
+  // sequence, as far as they were counted. UNAVAILABLE: it does not know that yet. Another error: it cannot.
+  absl::StatusOr<int64_t> CountedThrough(const Run& run) const;
+  // Why this node, which coordinates, does not know what is to be uploaded; OK also if it has not asked yet.
+  absl::Status WhyUnread(const Run& run) const { return states_.Of(&run).term.unread; }
   // On that node. A checkpoint is about to be brought back; 0: none is. `recorded` runs when it counts as no new
   // save, whichever node coordinates, and saves that begin from then on have sequences above that one. It does not
   // run if this node ceases to coordinate.
@@ -113,6 +115,7 @@ class Uploads {
     bool is_reading = false;
     bool is_unwritten = false;  // The record is to be written.
     Instant read_again_at{};
+    absl::Status unread;                                // Why the record could not be read the last time.
     storage::v1::UploadRecord policy;                   // As it was read last.
     int64_t taken_over_for = 0;                         // The last attempt of TakeOver.
     int64_t sequences_above = 0;                        // To be written; 0: nothing is.
