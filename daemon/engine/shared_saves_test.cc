@@ -1052,18 +1052,14 @@ TEST_F(SharedSavesWithUploadsTest, RetentionWaitsForTheUploadOfWhatItRemoves) {
   EXPECT_THAT(disks_[1]->evicted, ElementsAre("step1"));
 }
 
-TEST_F(SharedSavesWithUploadsTest, ALaunchThatResumesFromTheBucketIsRefused) {
+TEST_F(SharedSavesWithUploadsTest, ALaunchMayResumeFromTheBucket) {
   v1::JoinRunRequest request;
   request.set_root(Attach(sessions_[0]));
   request.set_world_size(4);
   request.set_launch_id("with upload");
   for (int local : {0, 1}) request.add_local_ranks(local);
   request.mutable_upload()->set_url("s3://bucket/run");
-  Answer<v1::JoinRunResponse> refused, joined;
-  engine_->JoinRun(As(sessions_[0]), request, refused.reply());
-  RunQueued();
-  EXPECT_EQ(ReasonOf(refused.status()), reason::kSharedRootUnsupported);
-  request.mutable_upload()->set_no_restore(true);
+  Answer<v1::JoinRunResponse> joined;
   engine_->JoinRun(As(sessions_[0]), request, joined.reply());
   RunQueued();
   EXPECT_TRUE(joined.status().ok()) << joined.status();
