@@ -190,8 +190,8 @@ void Engine::Impl::RecordLostSaves(Run* run, const std::vector<RecoveredSave>& r
   }
 }
 
-// The saves that the rank had staged with an earlier daemon, and that this one did not find complete on disk. Those of
-// which the authority knows nothing have failed.
+// The saves that the rank had staged with an earlier daemon, and that this one did not find complete on disk.
+// On one node they have failed.
 void Engine::Impl::ReportOrphans(Run* run, int64_t attempt, const v1::JoinRunRequest& request) {
   for (const v1::SaveKey& key : request.orphaned()) {
     const SaveId id{attempt, key.tag(), key.ordinal()};

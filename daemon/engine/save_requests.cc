@@ -32,8 +32,9 @@ absl::Status UnknownSave(const SaveId& key) {
                    {{"tag", key.tag}});
 }
 
-// A save that was begun with an earlier daemon, and of which neither this daemon nor the authority knows the end. On one node
-// its memory is gone; of several nodes another one may have committed it, if the authority has forgotten it.
+// A save that was begun with an earlier daemon, and of which neither this daemon nor the authority knows the
+// end. On one node its memory is gone. Of several nodes, another one may have committed it before the authority
+// forgot it.
 v1::Checkpoint Lost(const Run& run, const SaveId& key, int64_t sequence) {
   v1::Checkpoint lost;
   lost.set_name(absl::StrCat(run.name, "/checkpoints/", key.tag));
