@@ -25,6 +25,7 @@ from typing import Any, Optional
 # What a process reads while it starts and imports. All other variables are set after the fork.
 _READ_BY_IMPORTS = ("CKPTD_TEST_IMPORTS", "CKPTD_TEST_TORCH", "PYTHONPATH")
 _MAX_REQUEST_BYTES = 1 << 20
+_SECONDS = 180  # For an answer; the first one comes after the imports.
 _STDERR = 2
 _STANDARD_STREAMS = 3
 
@@ -74,9 +75,10 @@ class ForkedProcess:
 class _Server:
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.settimeout(_SECONDS)
         self._lock = threading.Lock()
         read = {name: environment[name] for name in _READ_BY_IMPORTS if name in environment}
-        # The library of numpy's matrices starts its threads when it is loaded.
+        # OpenBLAS starts its threads when numpy loads it.
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, __file__], stdin=theirs, env={**os.environ, **read, "OPENBLAS_NUM_THREADS": "1"}
