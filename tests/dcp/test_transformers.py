@@ -111,7 +111,7 @@ class Watch(transformers.TrainerCallback):
             self.in_flight = len(copies.in_flight())
     def on_pre_optimizer_step(self, args, state, control, **others):
         if not stand_in.gate.is_set():
-            threading.Timer(0.2, stand_in.gate.set).start()
+            stand_in.open_gate_when_held()
 """
 
 

@@ -33,8 +33,9 @@ def begin_save(ranks, root, stage, dtype):
 def test_states_of_the_save_stay_although_training_goes_on(on_device, root, stage, dtype):
     begin_save(on_device, root, stage, dtype)
     assert not os.path.exists(f"{root}/global_step1")
-    on_device.do("threading.Timer(0.2, stand_in.gate.set).start(); states.train(made)")
+    on_device.do("stand_in.open_gate_when_held(); states.train(made)")
     assert any(on_device.do("stand_in.holds"))
+    on_device.do("stand_in.gate.set()")
     on_device.do("made.checkpoint_engine.cleanup()")
     on_device.do(f"other = states.engine({stage}, {dtype!r}, seed=5, checkpoint_engine=CheckpointEngine())")
     on_device.do(f"other.load_checkpoint({root!r})")

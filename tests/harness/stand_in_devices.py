@@ -75,6 +75,7 @@ class StandInDevices(Devices):
         self.copies: List[Tuple[int, int, int]] = []  # (target, source, bytes) in the order in which they were queued.
         self.pinning_threads: Set[str] = set()
         self.holds = 0  # Calls of hold_current().
+        self._held = threading.Event()
         self.fails = False  # The events of the stream report a failure.
         self._tensors: List[Any] = []
         self._stream = StandInStream(self.gate)
@@ -82,6 +83,15 @@ class StandInDevices(Devices):
     def is_idle(self) -> bool:
         """Returns whether no copy is queued."""
         return self._stream.is_idle()
+
+    def open_gate_when_held(self) -> None:
+        """Lets copies go on once a caller waits for one. In a process without copies nobody does: there the test sets the gate."""
+
+        def open_gate() -> None:
+            self._held.wait(30)
+            self.gate.set()
+
+        threading.Thread(target=open_gate, daemon=True).start()
 
     def tensor(self, tensor: Any) -> Any:
         """Returns the tensor, which counts as a device's from now on."""
@@ -109,6 +119,7 @@ class StandInDevices(Devices):
 
     def hold_current(self, device: Any, event: Any) -> None:
         self.holds += 1
+        self._held.set()
         assert event.wait(30)  # The CPU has no queue: its "stream" is the caller.
 
     def copy(self, stream: Any, segments: Any, base: int, pieces: Any, begin: int, end: int, out: bool = False) -> None:

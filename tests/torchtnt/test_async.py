@@ -108,7 +108,7 @@ def test_training_goes_on_while_a_device_copies(alone, root):
             "    [stand_in.tensor(one) for one in unit.module.parameters()]\n"
             "    [stand_in.tensor(one) for each in unit.optimizer.state.values() for one in each.values()]\n"
             "    seen.append(values(unit)); stand_in.gate.clear()\n"
-            "def look(): seen.append(len(copies.in_flight())); threading.Timer(0.2, stand_in.gate.set).start()\n"
+            "def look(): seen.append(len(copies.in_flight())); stand_in.open_gate_when_held()\n"
             f"saver = CheckpointSaver({root!r}, {EVERY_2}, stage='overlap')\n"
             "train(unit, Batches(), max_epochs=1, callbacks=[At(2, prepare), saver, At(2, look)])"
         )
