@@ -16,9 +16,9 @@ def pytest_xdist_make_scheduler(config, log):
     return LoadFolders(config, log)
 
 
-# The folders that take the longest, first: with two processes the last one to end is then not far behind the other. By number of
-# tests, as pytest-xdist orders them, the nodes would come last. (Needs --no-loadscope-reorder.)
-SLOW_FOLDERS = ["nodes", "object", "kill", "bench", "e2e"]
+# The folders that take the longest, first: the last process to end is then not far behind the others. By number of tests, as
+# pytest-xdist orders them, the nodes would come last. (Needs --no-loadscope-reorder.)
+SLOW_FOLDERS = ["nodes", "object", "dcp", "bench", "e2e", "conformance"]
 
 
 def pytest_collection_modifyitems(items):
