@@ -235,8 +235,8 @@ def _measure_steps(step: Callable[[], float], work: Callable[[], object]) -> _St
         during.append(step())
     if failed:
         raise failed[0]
-    during = during[:-1]  # The last one ends after the work.
+    during = during[:-1] or during  # The last one ends after the work. If it is the only one, it has had all of that.
     if not during:
-        raise SystemExit("no step ended during the restore, so there is nothing to measure")
+        raise SystemExit("no step began during the restore, so there is nothing to measure")
     quiet += [step() for _ in range(QUIET_STEPS // 2)]
     return _StepCost(statistics.median(during) / statistics.median(quiet), seconds[0])

@@ -13,7 +13,7 @@ import time
 from typing import Any, Dict
 
 import pytest
-from harness import alive, tags, until
+from harness import alive, stop, tags, until
 
 import ckptd
 from ckptd import local_daemon
@@ -211,7 +211,7 @@ def test_save_to_a_stopped_daemon_ends_at_its_timeout(folder: str, root: str) ->
     with ckptd.LocalDaemon(folder + "/p", pool_bytes=64 << 20) as daemon, ckptd.connect(daemon.endpoint) as client:
         run = client.run(root, rank=0, world_size=1)
         run.save("one", files={"a.bin": b"x" * 1000}).wait("committed", 60)
-        os.kill(daemon.pid, signal.SIGSTOP)
+        stop(daemon.pid)
         try:
             begin = time.monotonic()
             with pytest.raises(ckptd.Unavailable):

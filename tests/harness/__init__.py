@@ -6,7 +6,7 @@ from harness.local_daemon import Daemon, tags
 from harness.programs import DaemonProgram, ckptctl, find_program, start_ckptctl
 from harness.ranks import LaunchedRanks, Ranks
 from harness.trainer import TRAINER_PROGRAM, Trainer, TrainerError, together, together_failing
-from harness.waiting import TIMEOUT, alive, until, until_equal
+from harness.waiting import TIMEOUT, alive, stop, until, until_equal
 from harness.workplace import TESTS, closing, module_path, temporary_folder
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "find_program",
     "module_path",
     "start_ckptctl",
+    "stop",
     "tags",
     "temporary_folder",
     "together",

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import pathlib
 import select
+import signal
 import time
 from typing import IO, Any, Callable, TypeVar, Union
 
@@ -37,6 +40,13 @@ def readable(file: Union[int, IO[Any]], timeout: float = TIMEOUT) -> bool:
     poll = select.poll()
     poll.register(file, select.POLLIN)
     return bool(poll.poll(timeout * 1000))
+
+
+def stop(pid: int) -> None:
+    """Stops a process, and returns when none of its threads runs any more: each takes the signal when it is scheduled."""
+    os.kill(pid, signal.SIGSTOP)
+    threads = pathlib.Path(f"/proc/{pid}/task")
+    until(lambda: all(stat.read_text().rsplit(")", 1)[1].split()[0] == "T" for stat in threads.glob("*/stat")), f"the stop of {pid}")
 
 
 def alive(pid: int) -> bool:

@@ -18,7 +18,7 @@ from leftovers import wait_until_none_left
 from save_record import SaveRecord, Version
 from trainer_process import TrainerProcess
 
-from harness import closing, until
+from harness import closing, stop, until
 
 SIZE = 300_000
 STEPS = ["attached", "begun", "copying", "copied", "seal_sent", "sealed", "waiting"]
@@ -58,7 +58,7 @@ def go_to(step: str, trainer: TrainerProcess, version: Version, daemon: Killable
         return
     if step == "seal_sent":
         # A stopped daemon does not answer. The request is in its socket once the trainer waits for the answer.
-        os.kill(daemon.pid, signal.SIGSTOP)
+        stop(daemon.pid)
         trainer.send("seal")
         until(lambda: unread_bytes(daemon) > 0, "the request in the daemon's socket")
         return
