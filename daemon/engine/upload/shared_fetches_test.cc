@@ -10,9 +10,7 @@
 #include "daemon/engine/upload/uploads.h"
 #include "storage/base/errors.h"
 #include "storage/base/reasons.h"
-#include "tests/testing/engine_class_fixture.h"
-#include "tests/testing/fake_shared_run.h"
-#include "tests/testing/fake_upload_io.h"
+#include "tests/testing/shared_run_fixture.h"
 
 namespace ckptd {
 namespace {
@@ -35,19 +33,8 @@ UploadIo::InBucket InBucket(int64_t sequence, int64_t attempt = 7) {
   return found;
 }
 
-class SharedFetchesTest : public ClassTest {
+class SharedFetchesTest : public SharedRunTest {
  protected:
-  SharedFetchesTest() {
-    run_ = AddRun(1000);
-    auto run = std::make_unique<FakeSharedRun>(ios_.at(run_));
-    nodes_ = run.get();
-    run_->authority = std::move(run);
-    run_->ledger = nodes_->ledger();
-    auto io = std::make_unique<FakeUploadIo>();
-    io_ = io.get();
-    run_->uploads = std::move(io);
-  }
-  FakeSharedUploads& etcd() { return nodes_->uploaded; }
   void Tick() {
     uploads_.OnTick(run_, clock_.Now());
     shared_.OnTick(run_);
@@ -113,9 +100,6 @@ class SharedFetchesTest : public ClassTest {
     return tags;
   }
 
-  ckptd::Run* run_ = nullptr;
-  FakeSharedRun* nodes_ = nullptr;
-  FakeUploadIo* io_ = nullptr;
   int scans_ = 0;
   std::vector<std::string>
       ends_;  // What the ranks of this node hear: "OK", "OK, after a scan", or the error.

@@ -8,9 +8,7 @@
 #include "daemon/engine/upload/uploads.h"
 #include "storage/base/errors.h"
 #include "storage/base/reasons.h"
-#include "tests/testing/engine_class_fixture.h"
-#include "tests/testing/fake_shared_run.h"
-#include "tests/testing/fake_upload_io.h"
+#include "tests/testing/shared_run_fixture.h"
 
 namespace ckptd {
 namespace {
@@ -28,18 +26,8 @@ storage::v1::UploadRecord PolicyOf(int every, int keep_last = 0) {
   return policy;
 }
 
-class SharedUploadsTest : public ClassTest {
+class SharedUploadsTest : public SharedRunTest {
  protected:
-  SharedUploadsTest() {
-    run_ = AddRun(1000);
-    auto run = std::make_unique<FakeSharedRun>(ios_.at(run_));
-    nodes_ = run.get();
-    run_->authority = std::move(run);
-    auto io = std::make_unique<FakeUploadIo>();
-    io_ = io.get();
-    run_->uploads = std::move(io);
-  }
-  FakeSharedUploads& etcd() { return nodes_->uploaded; }
   void Tick() { uploads_.OnTick(run_, clock_.Now()); }
   // Until the coordinator has counted what it sees, and all nodes know that.
   void Settle() {
@@ -88,9 +76,6 @@ class SharedUploadsTest : public ClassTest {
     return answer;
   }
 
-  ckptd::Run* run_ = nullptr;
-  FakeSharedRun* nodes_ = nullptr;
-  FakeUploadIo* io_ = nullptr;
   int released_ = 0;
   std::vector<int64_t> changed_;
   Uploads uploads_{
