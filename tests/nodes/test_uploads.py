@@ -6,7 +6,7 @@ import pathlib
 import re
 import signal
 import uuid
-from typing import Any, Dict, Iterator, List
+from typing import Any, Dict, Iterator, List, Tuple
 
 import pytest
 from bucket_servers import BUCKET, BucketServer, start_moto
@@ -230,14 +230,22 @@ def test_new_cluster_resumes_from_the_bucket_on_both_nodes(successor: Pair) -> N
     assert "OK" in pair.tool("verify", pair.url)
 
 
+def stopped_in_the_fetch(pair: Pair, job: Launch) -> Tuple[Node, Node]:
+    """Lets the ranks of one node resume. Returns the other one, which has fetched a part as the coordinator and gets no more; and the
+    node that resumes.
+    """
+    node = pair.cluster.coordinator()
+    (other,) = pair.cluster.followers()
+    pair.proxy(node).stop_after(PART // 2, upstream=False)
+    job.start("me.resume(timeout=300)", job.ranks_on(other))
+    assert pair.proxy(node).stopped.wait(PROMPT_SECONDS), "nothing was fetched"
+    return node, other
+
+
 def test_coordinator_killed_in_the_fetch_is_followed_by_one_that_fetches_again(successor: Pair) -> None:
     pair = successor
     with pair.launch(restore=True) as job:
-        node = pair.cluster.coordinator()
-        (other,) = pair.cluster.followers()
-        pair.proxy(node).stop_after(PART // 2, upstream=False)
-        job.start("me.resume(timeout=300)", job.ranks_on(other))
-        assert pair.proxy(node).stopped.wait(PROMPT_SECONDS), "nothing was fetched"
+        node, other = stopped_in_the_fetch(pair, job)
         assert pair.nodes[0].tags(pair.root) == []
         assert node.end(signal.SIGKILL) == -signal.SIGKILL
         until_equal(lambda: tags(pair.root), ["step_2"], "the fetch by the other node", LOSS_SECONDS)
@@ -252,11 +260,7 @@ def test_coordinator_killed_in_the_fetch_is_followed_by_one_that_fetches_again(s
 def test_paused_coordinator_that_comes_back_publishes_nothing_that_it_has_fetched(successor: Pair) -> None:
     pair = successor
     with pair.launch(restore=True) as job:
-        node = pair.cluster.coordinator()
-        (other,) = pair.cluster.followers()
-        pair.proxy(node).stop_after(PART // 2, upstream=False)
-        job.start("me.resume(timeout=300)", job.ranks_on(other))
-        assert pair.proxy(node).stopped.wait(PROMPT_SECONDS), "nothing was fetched"
+        node, other = stopped_in_the_fetch(pair, job)
         node.process.send_signal(signal.SIGSTOP)
         until_equal(lambda: tags(pair.root), ["step_2"], "the fetch by the other node", LOSS_SECONDS)
     with closing(Launch("second", pair.root, [other], 1, None, {"url": pair.url})) as job:
