@@ -44,6 +44,14 @@ constexpr Known kKnown[] = {
      ledger_reason::kUnavailable, "etcd is overloaded"},
 };
 
+constexpr char kNotTrusted[] =
+    "; its certificate has expired, or no authority in cluster.etcd_ca_file has signed it (without that "
+    "setting: none in the system's bundle, such as /etc/ssl/certs/ca-certificates.crt)";
+
+constexpr char kNoAuthorities[] =
+    "; if this is for want of certificate authorities on this machine: set cluster.etcd_ca_file, or install "
+    "ca-certificates, and restart the daemon";
+
 // Whether a retry may succeed: the error comes from one member, from the network, or from an election.
 bool MayPass(absl::StatusCode code) {
   switch (code) {
@@ -79,6 +87,24 @@ EtcdFailure ExplainFailure(absl::StatusCode code, std::string_view message) {
   }
   return {NextTry::kNone, MakeError(absl::StatusCode::kInternal, ledger_reason::kError,
                                     absl::StrCat("etcd does not accept a request: ", said))};
+}
+
+// "failed to connect to all addresses; last error: UNKNOWN: ipv4:10.0.0.1:2379: Failed to connect to remote host:
+// Connection refused".
+std::string MemberError(std::string_view message) {
+  if (const size_t last = message.rfind("last error: "); last != std::string_view::npos) {
+    message.remove_prefix(last);
+    const size_t scheme = message.find(": ip");
+    const size_t address_end = message.find(": ", scheme == std::string_view::npos ? 0 : scheme + 2);
+    if (scheme != std::string_view::npos && address_end != std::string_view::npos)
+      message.remove_prefix(address_end + 2);
+    constexpr std::string_view kNotConnected = "Failed to connect to remote host: ";
+    if (message.starts_with(kNotConnected)) message.remove_prefix(kNotConnected.size());
+  }
+  const bool not_trusted = message.find("certificate verify failed") != std::string_view::npos;
+  const bool no_authorities =
+      message == "empty address list";  // gRPC's error of a channel that it could not make.
+  return absl::StrCat(std::string(message), not_trusted ? kNotTrusted : no_authorities ? kNoAuthorities : "");
 }
 
 absl::Status NoAnswerFromEtcd(std::string_view members, std::string_view purpose, std::string_view last) {

@@ -46,6 +46,10 @@ struct EtcdFailure {
 // `code` and `message` are those of the failed call.
 EtcdFailure ExplainFailure(absl::StatusCode code, std::string_view message);
 
+// What a failed call has said, for people who see the member's endpoint beside it: gRPC's error of a connection that
+// could not be made is shortened to its cause, and an error of a certificate names the setting to look at.
+std::string MemberError(std::string_view message);
+
 // For members that have not answered in time. `last` is the last error of one of them; empty: there was none.
 absl::Status NoAnswerFromEtcd(std::string_view members, std::string_view purpose, std::string_view last);
 // `how`: the evidence, for the message.

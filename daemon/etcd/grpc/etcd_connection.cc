@@ -70,7 +70,7 @@ void EtcdConnection::Probed(EtcdMember& member, const grpc::Status& status) {
   const auto code = static_cast<absl::StatusCode>(status.error_code());
   if (status.ok() || ExplainFailure(code, status.error_message()).next != NextTry::kAnotherMember)
     return members_.Answered(member);
-  members_.Failed(member, status.error_message(), Now());
+  members_.Failed(member, MemberError(status.error_message()), Now());
 }
 
 void EtcdConnection::Close() {
@@ -136,7 +136,7 @@ void EtcdConnection::Tried(const std::shared_ptr<EtcdCall>& call, EtcdMember& me
 
   const EtcdFailure failure =
       ExplainFailure(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
-  call->last_error = absl::StrCat(member.endpoint, ": ", status.error_message());
+  call->last_error = absl::StrCat(member.endpoint, ": ", MemberError(status.error_message()));
   if (failure.next != NextTry::kAnotherMember) members_.Answered(member);
   if (ReasonOf(failure.error) == ledger_reason::kRestored) history_.SetLost(failure.error);
   if (failure.next == NextTry::kAfterAuthentication && call->refused_tokens++ < kMostRefusedTokens) {
@@ -144,7 +144,7 @@ void EtcdConnection::Tried(const std::shared_ptr<EtcdCall>& call, EtcdMember& me
     return TryAgain(call, Duration::zero());
   }
   if (failure.next != NextTry::kAnotherMember) return Answer(call, Annotate(failure.error, call->purpose));
-  members_.Failed(member, status.error_message(), Now());
+  members_.Failed(member, MemberError(status.error_message()), Now());
   ++call->tries;
   const bool all_have_failed = call->tries % members_.size() == 0;
   TryAgain(call, all_have_failed ? BackOff(call->tries / members_.size()) : Duration::zero());

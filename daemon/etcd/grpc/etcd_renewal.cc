@@ -39,7 +39,7 @@ void EtcdConnection::Try(const std::shared_ptr<Trial>& trial, EtcdMember& member
                          endpoint = member.endpoint](const grpc::Status& status) {
       post([weak, call, trial, endpoint, status] {
         if (status.ok()) call->Answer(absl::OkStatus());
-        trial->last_error = absl::StrCat(endpoint, ": ", status.error_message());
+        trial->last_error = absl::StrCat(endpoint, ": ", MemberError(status.error_message()));
         if (auto self = weak.lock()) self->Tried(trial, status);
       });
     });
