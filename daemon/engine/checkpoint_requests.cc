@@ -90,10 +90,8 @@ v1::Run Engine::Impl::Describe(const Run& run) const {
   fetches_.Describe(run, &description);
   if (!shared_fetches_.Describe(run).empty()) description.mutable_uploads()->mutable_fetching();
   *description.mutable_probe() = ToWire(run.probe, disk_.measured_free_bytes(run));
-  if (const absl::Status unread = uploads_.WhyUnread(run); !unread.ok()) {
-    description.mutable_probe()->add_warnings(
-        absl::StrCat("it is not known what is to be uploaded: ", std::string(unread.message())));
-  }
+  if (const absl::Status unread = uploads_.WhyUnread(run); !unread.ok())
+    description.mutable_uploads()->set_unread(std::string(unread.message()));
   return description;
 }
 

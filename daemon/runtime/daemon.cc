@@ -48,6 +48,7 @@
 #include "daemon/metrics/metrics.h"
 #include "daemon/root_io/threaded_root_io.h"
 #include "daemon/runtime/cluster/cluster_node.h"
+#include "daemon/runtime/cluster/shared_folder_looks.h"
 #include "daemon/runtime/cluster/shared_roots.h"
 #include "daemon/runtime/config_reloader.h"
 #include "daemon/runtime/make_cluster_node.h"
@@ -161,7 +162,6 @@ class Daemon {
   absl::Status StartCluster(const GrpcEtcd::Post& post);
   EngineOptions OptionsOfEngine(const config::v1::DaemonConfig& config);
   absl::StatusOr<RootAccess> OpenRoot(RootToOpen root);
-  void LookAtSharedFolders(const SharedFolders& folders);
   void SetLimits(const config::v1::DaemonConfig& config);
   absl::Status SetPool(const config::v1::DaemonConfig& config);
   absl::Status SetSharedFolders(const SharedFolders& folders);
@@ -229,7 +229,8 @@ class Daemon {
   std::unique_ptr<SealJournal> journal_;  // Null: no service manager would keep it.
   std::unique_ptr<SegmentPool> pool_;
   std::unique_ptr<ClusterNode> cluster_;       // Null: this daemon is in no cluster.
-  std::unique_ptr<SharedRoots> shared_roots_;  // Null likewise.
+  std::unique_ptr<SharedRoots> shared_roots_;  // Null likewise, and the next one.
+  std::unique_ptr<SharedFolderLooks> shared_folders_;
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<WorkerPool> workers_;
   std::unique_ptr<SessionEvents> events_;
@@ -310,6 +311,7 @@ absl::Status Daemon::StartEngine(Inheritance inheritance) {
         engine_->Tick();
         if (cluster_ != nullptr)
           cluster_->OnTick([this] { return engine_->GetStatus({.uid = ::geteuid(), .privileged = true}); });
+        if (shared_folders_ != nullptr) shared_folders_->OnTick();
         sealed_saves_ = engine_->HasSealedSaves();
         uploads_wait_ = engine_->HasUploads();
       },
@@ -333,26 +335,24 @@ absl::Status Daemon::StartCluster(const GrpcEtcd::Post& post) {
       cluster_->etcd(), &SystemClock(), std::move(options), post,
       [this](SharedRoots::Follower follower) { return cluster_->Follow(std::move(follower)); },
       [this](const absl::Status& why) { cluster_->RegisterAnew(why); });
-  LookAtSharedFolders(config_.cluster().shared_folders());
+  shared_folders_ = std::make_unique<SharedFolderLooks>(
+      &SystemClock(), LookAtSharedFolder,
+      [this, post](SharedFolderLooks::Look look, SharedFolderLooks::Done done) {
+        attaches_->Submit(
+            ::geteuid(), "shared folders",
+            [look = std::move(look)]() mutable -> absl::StatusOr<RootAttachment> {
+              CKPTD_RETURN_IF_ERROR(look());
+              return RootAttachment();
+            },
+            [post, done = std::move(done)](const absl::StatusOr<RootAttachment>& looked) mutable {
+              if (ReasonOf(looked.status()) == "DRAINING") return;  // The daemon ends.
+              post([done = std::move(done), status = looked.status()]() mutable { done(status); });
+            },
+            /*any_number=*/true);
+      });
+  const SharedFolders& folders = config_.cluster().shared_folders();
+  shared_folders_->SetFolders({folders.begin(), folders.end()});
   return absl::OkStatus();
-}
-
-// On threads that may hang with a file system: nothing waits for the answers. The folders count as one file
-// system, so that those which hang leave threads to the roots of this user.
-void Daemon::LookAtSharedFolders(const SharedFolders& folders) {
-  for (const std::string& folder : folders) {
-    const auto look = [folder]() -> absl::StatusOr<RootAttachment> {
-      CKPTD_RETURN_IF_ERROR(LookAtSharedFolder(folder));
-      return RootAttachment();
-    };
-    attaches_->Submit(
-        ::geteuid(), "shared folders", look,
-        [](const absl::StatusOr<RootAttachment>& looked) {
-          if (!looked.ok())
-            Log(LogLevel::kWarning, "a shared folder cannot be used yet", {ErrorField(looked.status())});
-        },
-        /*any_number=*/true);
-  }
 }
 
 // What LimitsConfig has, at a reload. On the main thread; the engine follows.
@@ -394,6 +394,7 @@ absl::Status Daemon::SetSharedFolders(const SharedFolders& folders) {
         });
     if (in_use.empty()) {
       shared_roots_->SetFolders(folders);
+      shared_folders_->SetFolders({folders.begin(), folders.end()});
       return promise->set_value(absl::OkStatus());
     }
     promise->set_value(absl::FailedPreconditionError(absl::StrCat(
@@ -401,10 +402,7 @@ absl::Status Daemon::SetSharedFolders(const SharedFolders& folders) {
         "; reload again when their jobs have ended and they are closed (limits.idle_root_seconds), or "
         "restart the daemon")));
   });
-  const absl::Status changed =
-      done.get();  // The engine never blocks; the watchdog ends a daemon where it does.
-  if (changed.ok()) LookAtSharedFolders(folders);
-  return changed;
+  return done.get();  // The engine never blocks; the watchdog ends a daemon where it does.
 }
 
 // Reads the files here, and not on the engine's thread. etcd has a few seconds to accept what is in them.
@@ -697,6 +695,7 @@ void Daemon::Stop() {
   }
   engine_.reset();
   uploads_.reset();
+  shared_folders_.reset();
   shared_roots_.reset();  // After the runs, which the engine owns.
   cluster_.reset();
   root_ios_.reset();  // Before the pool, whose memory its checksum threads read.
@@ -732,6 +731,7 @@ void Daemon::PublishStatus() {
 v1::ClusterStatus Daemon::DescribeCluster() const {
   v1::ClusterStatus status = cluster_->Status();
   shared_roots_->Describe(&status);
+  shared_folders_->Describe(&status);
   return status;
 }
 

@@ -196,4 +196,4 @@ def test_a_wrong_shared_folder_changes_nothing(clustered: Any) -> None:
     assert "nothing was changed" in log and "/a/../b" in log
     log = reload(daemon, daemon.cluster.format(f'shared_folders: "{daemon.folder}/none"'))
     assert "field=cluster.shared_folders" in log
-    daemon.wait_log("a shared folder cannot be used yet")
+    daemon.wait_log("a shared folder cannot be used folder=")

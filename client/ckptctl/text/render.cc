@@ -12,6 +12,8 @@ namespace {
 
 constexpr size_t kMostRunsInSummary = 15;
 constexpr int kMostTagsInSummary = 3;
+// Of a root that the daemon has not opened yet: it has not heard from etcd, or the file system does not answer.
+constexpr char kNotRead[] = "its checkpoints are not read yet";
 
 std::string Age(const google::protobuf::Timestamp& time, int64_t now_us) {
   return HumanSeconds(static_cast<double>(now_us - UnixMicros(time)) / 1e6);
@@ -64,6 +66,18 @@ std::string Latest(const v1::Run& run, int64_t now_us) {
                       " ago)");
 }
 
+std::string Checkpoints(const v1::Run& run) {
+  return absl::StrCat(
+      run.checkpoint_count(), " committed, ",
+      run.has_num_kept_ckpts() ? absl::StrCat("the last ", run.num_kept_ckpts(), " are kept")
+                               : absl::StrCat("kept: ", RetentionText(run.retention())),
+      run.has_retention_override()
+          ? absl::StrCat(", from the next commit on: ", RetentionText(run.retention_override()))
+          : "",
+      run.predicted_victims().empty() ? "" : ", next to go: ", absl::StrJoin(run.predicted_victims(), " "),
+      run.trash_bytes() > 0 ? absl::StrCat(", ", HumanBytes(run.trash_bytes()), " in trash") : "");
+}
+
 std::string Root(const v1::RootProbe& probe) {
   std::string text = absl::StrCat(probe.file_system(), ", ", probe.io_backend(), " (",
                                   probe.io_backend_cause(), "), ", HumanBytes(probe.free_bytes()), " free");
@@ -106,6 +120,8 @@ std::string Attention(const v1::Run& run, int64_t now_us) {
                                  " ", UploadText(waiting, now_us)));
     break;
   }
+  if (!run.uploads().unread().empty())
+    parts.push_back(absl::StrCat("UPLOADS STAND STILL: ", run.uploads().unread()));
   const v1::Checkpoint& failure = run.last_failure();
   const bool is_past =
       run.has_latest() && UnixMicros(run.latest().commit_time()) > UnixMicros(failure.create_time());
@@ -123,7 +139,7 @@ std::string RenderRunSummary(const v1::Run& run, const std::string& attention, i
   return absl::StrCat(
       Printable(run.path()), " (uid ", run.uid(),
       "): ", run.has_latest() ? Printable(absl::StrCat("latest ", Latest(run, now_us), ", ")) : std::string(),
-      Plural(run.checkpoint_count(), "checkpoint"), "\n",
+      run.has_probe() ? Plural(run.checkpoint_count(), "checkpoint") : kNotRead, "\n",
       attention.empty() ? "" : absl::StrCat("  ", attention, "\n"));
 }
 
@@ -137,24 +153,16 @@ std::string RenderRun(const v1::Run& run, int64_t now_us) {
                        run.attempt() == 0 ? "no attempt yet"
                                           : absl::StrCat("attempt ", run.attempt(), ", ",
                                                          Plural(run.world_size(), "rank"))));
-  AddLine(&text, "latest", Latest(run, now_us));
-  AddLine(&text, "checkpoints",
-          absl::StrCat(
-              run.checkpoint_count(), " committed, ",
-              run.has_num_kept_ckpts() ? absl::StrCat("the last ", run.num_kept_ckpts(), " are kept")
-                                       : absl::StrCat("kept: ", RetentionText(run.retention())),
-              run.has_retention_override()
-                  ? absl::StrCat(", from the next commit on: ", RetentionText(run.retention_override()))
-                  : "",
-              run.predicted_victims().empty() ? "" : ", next to go: ",
-              absl::StrJoin(run.predicted_victims(), " "),
-              run.trash_bytes() > 0 ? absl::StrCat(", ", HumanBytes(run.trash_bytes()), " in trash") : ""));
+  if (run.has_probe()) AddLine(&text, "latest", Latest(run, now_us));
+  AddLine(&text, "checkpoints", run.has_probe() ? Checkpoints(run) : kNotRead);
   if (run.pool_bytes() > 0)
     AddLine(&text, "memory", absl::StrCat(HumanBytes(run.pool_bytes()), " of the pool, by saves in flight"));
   if (run.has_uploads()) {
+    const v1::RunUploads& uploads = run.uploads();
     AddLine(&text, "uploads",
-            absl::StrCat(run.uploads().policy().url(), ": ", run.uploads().kept(), " there, ",
-                         run.uploads().waiting_size(), " waiting"));
+            uploads.unread().empty() ? absl::StrCat(uploads.policy().url(), ": ", uploads.kept(), " there, ",
+                                                    uploads.waiting_size(), " waiting")
+                                     : absl::StrCat("NOT KNOWN: ", uploads.unread()));
     if (run.uploads().has_fetching()) AddLine(&text, "", FetchText(run.uploads().fetching()));
     for (const v1::Checkpoint& waiting : run.uploads().waiting())
       AddLine(&text, "", absl::StrCat(waiting.tag(), ": ", UploadText(waiting, now_us)));
@@ -239,6 +247,8 @@ std::string RenderCluster(const v1::ClusterStatus& cluster, int64_t now_us, bool
   } else if (!cluster.nodes().empty()) {
     AddLine(&text, "nodes", absl::StrCat(cluster.nodes_size(), " registered"));
   }
+  for (const v1::SharedFolderProblem& problem : cluster.shared_folder_problems())
+    AddLine(&text, "NO FOLDER", problem.message());
   return absl::StrCat(text, RenderSharedRuns(cluster));
 }
 

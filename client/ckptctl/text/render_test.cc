@@ -88,14 +88,38 @@ TEST(RenderStatus, SaysWhoDrainedTheDaemonAndWhatToDo) {
                 "drain --undo; work is under way\n"));
 }
 
+TEST(RenderStatus, SaysThatTheCheckpointsOfARootAreNotReadYet) {
+  const auto status = Parse<v1::Status>(R"(
+    daemon_version: "0.1.0" state: "SERVING" runs { name: "runs/00ff" path: "/data/a" uid: 1 })");
+  const std::string text = RenderStatus(status, kNowUs);
+  EXPECT_THAT(text, HasSubstr("checkpoints  its checkpoints are not read yet\n"));
+  EXPECT_THAT(text, Not(HasSubstr("latest")));
+}
+
+TEST(RenderStatus, NamesSharedFoldersThatThisNodeDoesNotHave) {
+  const auto status = Parse<v1::Status>(R"(
+    state: "SERVING" cluster { node: "gpu1" registered: true
+      shared_folder_problems { folder: "/shared" message: "cluster.shared_folders: \"/shared\" cannot be looked at" } })");
+  EXPECT_THAT(RenderStatusSummary(status, kNowUs),
+              HasSubstr("  NO FOLDER    cluster.shared_folders: \"/shared\" cannot be looked at\n"));
+}
+
+TEST(RenderStatus, SaysWhyItIsNotKnownWhatIsToBeUploaded) {
+  const auto status = Parse<v1::Status>(R"(
+    state: "SERVING" runs { name: "runs/00ff" path: "/data/a" uid: 1 probe {} uploads { unread: "it is torn" } })");
+  EXPECT_THAT(RenderStatus(status, kNowUs), HasSubstr("uploads      NOT KNOWN: it is torn\n"));
+  EXPECT_THAT(RenderStatusSummary(status, kNowUs), HasSubstr("  UPLOADS STAND STILL: it is torn\n"));
+}
+
 TEST(RenderStatusSummary, HasOneOrTwoLinesForEachRunThoseWithTroubleFirst) {
   const auto status = Parse<v1::Status>(R"(
     daemon_version: "0.1.0" state: "SERVING" sessions: 1 start_time { seconds: 999999940 }
     pool { total_bytes: 4294967296 used_bytes: 1073741824 ready_bytes: 2147483648 resident_bytes: 1073741824 pages: "transparent" segment_bytes: 67108864 }
-    runs { path: "/data/a" uid: 1 checkpoint_count: 1
+    runs { path: "/data/a" uid: 1 checkpoint_count: 1 probe {}
       latest { tag: "step_9" step: 9 size_bytes: 1024 commit_time { seconds: 999999988 } }
       last_failure { tag: "step_8" level: FAILED create_time { seconds: 999999900 } } }
-    runs { path: "/data/b" uid: 2 }
+    runs { path: "/data/b" uid: 2 probe {} }
+    runs { path: "/data/d" uid: 2 }
     runs { path: "/data/c\n" uid: 3 checkpoint_count: 2 degraded: true read_only: true
       latest { tag: "step_1" size_bytes: 1024 commit_time { seconds: 999999000 } }
       damaged { tag: "s1" } damaged { tag: "s2" } damaged { tag: "s3" } damaged { tag: "s4" }
@@ -113,7 +137,8 @@ TEST(RenderStatusSummary, HasOneOrTwoLinesForEachRunThoseWithTroubleFirst) {
       "step_5 (SEALED, -, for 2 s); last failure step_6 FAILED: RANKS_MISSING (1 min 40 s ago); "
       "2 warnings\n"
       "/data/a (uid 1): latest step_9 (step 9, 1.0 KiB, committed 12 s ago), 1 checkpoint\n"
-      "/data/b (uid 2): 0 checkpoints\n");
+      "/data/b (uid 2): 0 checkpoints\n"
+      "/data/d (uid 2): its checkpoints are not read yet\n");
   v1::Status lent = status;  // Where the rest of a full pool is.
   lent.mutable_pool()->set_lent_bytes(int64_t{1} << 20);
   EXPECT_THAT(

@@ -133,10 +133,12 @@ def _run_facts(run: Any, interval: str, now: float) -> str:
         step = f"step {latest.step}, " if latest.HasField("step") else ""
         rows.append(("Latest", f"{latest.tag} ({step}{in_bytes(latest.size_bytes)})"))
         rows.append(("Committed", f"{in_seconds(now - unix(latest.commit_time))} ago"))
-    checkpoints = counted(run.checkpoint_count, "checkpoint")
-    victims = f", next to go: {', '.join(run.predicted_victims)}" if run.predicted_victims else ""
-    rows.append(("Kept", checkpoints + victims))
-    if run.HasField("probe"):
+    if not run.HasField("probe"):
+        rows.append(("Checkpoints", "not read yet"))
+    else:
+        checkpoints = counted(run.checkpoint_count, "checkpoint")
+        victims = f", next to go: {', '.join(run.predicted_victims)}" if run.predicted_victims else ""
+        rows.append(("Kept", checkpoints + victims))
         probe = run.probe
         rows.append(
             ("Disk", f"{in_bytes(probe.free_bytes)} free, {probe.file_system}, {probe.io_backend or 'not probed'}")
