@@ -55,6 +55,15 @@ absl::Status NotThere(const std::string& tag, int64_t sequence, const absl::Stat
                    {{"tag", tag}, {"sequence", absl::StrCat(sequence)}});
 }
 
+// The coordinator has made it, and this node has looked for it for longer than names may be old.
+absl::Status NeverSeen(const absl::Status& why) {
+  return MakeError(
+      absl::StatusCode::kAborted, reason::kRootChanged,
+      absl::StrCat(std::string(why.message()),
+                   ". Its .ckptd was removed, or this node does not see what the coordinator has made "
+                   "within cluster.visibility_seconds (ckptctl doctor --nodes measures that); save again"));
+}
+
 class SharedDiskRootIo : public DiskRootIo<SharedFilesIo, SharedDiskRoot> {
  public:
   template <typename T>
@@ -96,7 +105,9 @@ class SharedDiskRootIo : public DiskRootIo<SharedFilesIo, SharedDiskRoot> {
   void OpenPart(InflightId64 id, const std::string& tag, int64_t sequence, const std::string& inflight,
                 Callback<absl::Status> done) override {
     AskWithRetries(
-        IsStale, std::move(done),
+        IsStale, Callback<absl::Status>([done = std::move(done)](const absl::Status& opened) mutable {
+          done(IsStale(opened) ? NeverSeen(opened) : opened);
+        }),
         [id, save = SharedInflight{tag, sequence, inflight}](SharedDiskRoot& root) -> absl::Status {
           CKPTD_RETURN_IF_ERROR(root.CheckOpen());
           CKPTD_ASSIGN_OR_RETURN(NodePart part, root.store->BeginPart(save, EarlierDaemon::kNone));

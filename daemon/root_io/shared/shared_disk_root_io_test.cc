@@ -515,9 +515,9 @@ TEST_F(SharedDiskRootIoTest, DirectoryThatNeverAppearsIsAnErrorThatNamesIt) {
   OpenAll();
   const SharedInflight save{"step_1", 1, "step_1.1.00000000000000aa"};
   const absl::Status opened = OpenPart(node(1), save);
-  EXPECT_EQ(ReasonOf(opened), "LOOK_AGAIN");
+  EXPECT_EQ(ReasonOf(opened), "ROOT_CHANGED");
   EXPECT_THAT(std::string(opened.message()), HasSubstr(save.name));
-  EXPECT_EQ(OpenPart(node(1), save).code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(opened.code(), absl::StatusCode::kAborted);
 }
 
 TEST_F(SharedDiskRootIoTest, DiscardEndsThisNodesPartAndLeavesTheDirectory) {
