@@ -186,6 +186,12 @@ void ResumeBarrier::ContinueOne(Run* run, int64_t id, const absl::StatusOr<Decis
     found->second.stage = Stage::kFetching;
     return hooks_.fetch(run, found->second.attempt);
   }
+  // The scan may show a checkpoint that was brought into the root: without it the attempt could decide to begin from
+  // nothing.
+  if (decided.ok() && !is_decided && run->scanning) {
+    found->second.stage = Stage::kScanning;
+    return;
+  }
   PendingResume pending = std::move(found->second);
   state.resumes.erase(found);
   if (!decided.ok()) return pending.reply(decided.status());
@@ -559,7 +565,8 @@ void ResumeBarrier::ExpireResumes(Run* run, State& state, Instant now) {
     state.resumes.erase(current);
   }
   for (PendingResume& pending : over) {
-    std::string waits_for = run->read_only ? "the root to be scanned anew" : "";
+    std::string waits_for =
+        run->read_only || pending.stage == Stage::kScanning ? "the root to be scanned anew" : "";
     if (pending.stage == Stage::kHearing) {
       pending.reply(
           MakeError(absl::StatusCode::kDeadlineExceeded, reason::kResumeTimeout,

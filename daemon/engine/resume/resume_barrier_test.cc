@@ -195,6 +195,26 @@ TEST_F(ResumeBarrierTest, NoRankIsAnsweredBeforeTheBucketsCheckpointIsInTheRoot)
   EXPECT_EQ((*second.value)->checkpoint().sequence(), 9);
 }
 
+TEST_F(ResumeBarrierTest, ARankThatComesBeforeTheFetchedCheckpointIsSeenWaitsForTheScan) {
+  Run* run = AddJoinedRun({});
+  is_fetched_ = false;
+  Resumed first, late;
+  Resume(run, 0, &first);
+  is_fetched_ = true;
+  barrier_.OnFetched(run, absl::OkStatus(), /*is_new=*/true);
+  run->scanning = true;
+  Resume(run, 1, &late);
+  RunCallbacks();
+  EXPECT_EQ(late.reason(), "no answer") << "it would begin from nothing, and so would all ranks";
+  run->scanning = false;
+  Commit(run, 9);
+  disks_.at(run)->manifests[9].summary = run->catalog.Find(9)->summary;
+  barrier_.OnScanned(run);
+  RunCallbacks();
+  EXPECT_EQ((*first.value)->checkpoint().sequence(), 9);
+  EXPECT_EQ((*late.value)->checkpoint().sequence(), 9);
+}
+
 TEST_F(ResumeBarrierTest, AllRanksAreToldWhyTheBucketsCheckpointIsNotThere) {
   Run* run = AddJoinedRun({1});
   is_fetched_ = false;
