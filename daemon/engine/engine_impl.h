@@ -119,7 +119,9 @@ class Engine::Impl {
   absl::StatusOr<Run*> RunOfCheckpointName(const Caller& caller, const std::string& name, std::string* tag);
   void LoadSnapshot(Run* run, RootSnapshot snapshot);
   void UseLedger(Run* run, Ledger* kept);
+  void RecordFoundSaves(Run* run);
   void RecordMissingOutcomes(Run* run, const std::vector<RecoveredSave>& recovered);
+  void RecordCommitted(Run* run, const storage::v1::Outcome& outcome);
   void RecordLostSaves(Run* run, const std::vector<RecoveredSave>& recovered);
   void ReportOrphans(Run* run, int64_t attempt, const v1::JoinRunRequest& request);
   void ReportLost(Run* run, const SaveId& id, int rank, const std::string& why);

@@ -442,6 +442,24 @@ TEST_F(EngineTest, FailedSyncAfterRenameIsIndeterminateUntilScan) {
   EXPECT_THAT(Tags(), ElementsAre("two"));
 }
 
+TEST_F(EngineTest, SaveOfUnknownOutcomeThatAScanFindsIsCommittedInTheHistory) {
+  auto sessions = Launch("a", 1);
+  ios_[1]->publish_result = {PublishOutcome::kIndeterminate, ErrnoError(EIO, "syncing the root")};
+  disks_[1]->unknown_is_published = true;
+  SaveAll(sessions, "one", 1);
+  EXPECT_EQ(Wait(sessions[0], Key(0, "one")).get().checkpoint().level(), v1::INDETERMINATE);
+  EXPECT_THAT(Tags(), ElementsAre("one"));
+  for (int daemons = 0; daemons < 2; ++daemons) {  // It is recorded once.
+    const auto& outcomes = disks_[1]->run_record.outcomes();
+    ASSERT_EQ(outcomes.size(), 2);
+    EXPECT_EQ(outcomes[0].level(), v1::INDETERMINATE);
+    EXPECT_EQ(outcomes[1].level(), v1::COMMITTED);
+    EXPECT_EQ(outcomes[1].sequence(), outcomes[0].sequence());
+    Start(16);
+    Attach(Trainer("reader"));
+  }
+}
+
 TEST_F(EngineTest, StagedPartLostWithDaemonIsReportedToEveryRank) {
   auto sessions = Launch("a", 2);
   auto first = BeginOf(0, "one", 1, 100), second = BeginOf(1, "one", 1, 100);

@@ -77,7 +77,7 @@ void Engine::Impl::LoadSnapshot(Run* run, RootSnapshot snapshot) {
     for (const auto& [sequence, checkpoint] : run->catalog.committed()) {
       if (!known.contains(sequence)) run->ledger->Committed(checkpoint.summary.attempt());
     }
-    return;
+    return RecordFoundSaves(run);
   }
   if (Ledger* const kept = run->authority->ledger()) return UseLedger(run, kept);
   storage::v1::RunRecord record = std::move(snapshot.run_record);
@@ -106,6 +106,7 @@ void Engine::Impl::LoadSnapshot(Run* run, RootSnapshot snapshot) {
   run->SetLedger(std::move(ledger));
   uploads_.Load(run);
   run->ledger->WatchActiveAttempt([run](int64_t attempt) { run->active_attempt = attempt; });
+  RecordFoundSaves(run);
   RecordMissingOutcomes(run, snapshot.recovered);
   RecordLostSaves(run, snapshot.recovered);
 }
@@ -156,12 +157,39 @@ void Engine::Impl::RecordMissingOutcomes(Run* run, const std::vector<RecoveredSa
     outcome.set_time_us(clock_->UnixMicros());
     outcome.set_size_bytes(summary.size_bytes());
   }
-  for (auto outcome = missing.rbegin(); outcome != missing.rend(); ++outcome) {
-    // The record has neither: both are written together.
-    uploads_.OnCommitted(run, run->catalog.Find(outcome->sequence())->summary);
-    history_.Record(run, *outcome);
-    observer_->OnEarlierSaveEnded(SummaryOf(*run, *outcome));
+  for (auto outcome = missing.rbegin(); outcome != missing.rend(); ++outcome) RecordCommitted(run, *outcome);
+}
+
+// Saves that ended INDETERMINATE, and that a scan has found in the root: they are checkpoints, and count for uploads. Of
+// a run that several nodes share, the coordinator finds out.
+void Engine::Impl::RecordFoundSaves(Run* run) {
+  if (run->authority->may_span_nodes()) return;
+  const auto& outcomes = run->ledger->record().outcomes();
+  std::vector<storage::v1::Outcome> found;
+  for (const storage::v1::Outcome& outcome : outcomes) {
+    const bool is_recorded =
+        std::any_of(outcomes.begin(), outcomes.end(), [&](const storage::v1::Outcome& other) {
+          return other.sequence() == outcome.sequence() && other.level() == v1::COMMITTED;
+        });
+    if (outcome.level() != v1::INDETERMINATE || is_recorded ||
+        run->catalog.Find(outcome.sequence()) == nullptr)
+      continue;
+    storage::v1::Outcome& now = found.emplace_back(outcome);
+    now.set_level(v1::COMMITTED);
+    now.clear_reason();
+    now.clear_message();
+    now.clear_code();
+    now.set_time_us(clock_->UnixMicros());
   }
+  for (const storage::v1::Outcome& outcome : found) RecordCommitted(run, outcome);
+}
+
+// This daemon has not seen it being committed.
+void Engine::Impl::RecordCommitted(Run* run, const storage::v1::Outcome& outcome) {
+  // The record has neither: both are written together.
+  uploads_.OnCommitted(run, run->catalog.Find(outcome.sequence())->summary);
+  history_.Record(run, outcome);
+  observer_->OnEarlierSaveEnded(SummaryOf(*run, outcome));
 }
 
 // What an earlier daemon had begun and neither it nor a service manager has kept is lost: the history says so

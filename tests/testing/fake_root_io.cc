@@ -179,7 +179,8 @@ void FakeRootIo::Publish(InflightId64 id, storage::v1::ManifestSummary summary,
                              return part.sequence() == summary.sequence();
                            });
         if (!whole) return done({PublishOutcome::kFailed, absl::InvalidArgumentError("a part is missing")});
-        if (publish_result.outcome == PublishOutcome::kCommitted) {
+        if (publish_result.outcome == PublishOutcome::kCommitted ||
+            (publish_result.outcome == PublishOutcome::kIndeterminate && disk_->unknown_is_published)) {
           Manifest manifest;
           manifest.summary = summary;
           for (const auto& part : parts) {

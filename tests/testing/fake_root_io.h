@@ -37,6 +37,8 @@ struct FakeDisk {
   std::multiset<int64_t> kept_in_trash;  // Likewise, at the last EmptyTrash.
   // What was evicted, by sequence, beside trash_bytes, which the next EmptyTrash frees.
   std::map<int64_t, TrashedCheckpoint> trashed;
+  // A publication that ends INDETERMINATE has put the checkpoint in its place.
+  bool unknown_is_published = false;
 };
 
 class FakeRootIo : public LocalRootIo {
