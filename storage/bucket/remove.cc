@@ -51,7 +51,9 @@ absl::Status RemoveUploaded(ObjectStore& store, const std::string& prefix, const
   CKPTD_ASSIGN_OR_RETURN(std::optional<std::string> text,
                          ManifestOf(store, manifest_key, sequence, commit_time_us));
   if (text.has_value()) {
-    if (what == RemoveWhat::kUnfinished) return absl::OkStatus();
+    if (what == RemoveWhat::kUnfinished)
+      return MakeError(absl::StatusCode::kAlreadyExists, "OBJECT_EXISTS",
+                       absl::StrCat(tag, " is whole there"));
     CKPTD_RETURN_IF_ERROR(PutText(store, claim_key, *text, PutMode::kReplace));
     CKPTD_RETURN_IF_ERROR(store.Delete(manifest_key));
   } else {

@@ -20,7 +20,7 @@ namespace ckptd {
 
 enum class RemoveWhat {
   kAll,
-  kUnfinished,  // OK, and nothing is removed, if the checkpoint is whole there.
+  kUnfinished,  // ALREADY_EXISTS, reason OBJECT_EXISTS, and nothing is removed, if the checkpoint is whole there.
 };
 
 // Sequence and commit time identify the checkpoint: OK, and nothing is removed, if something else has its

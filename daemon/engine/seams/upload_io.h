@@ -46,7 +46,8 @@ class UploadIo {
   virtual void Upload(std::string url, storage::v1::UploadedCheckpoint checkpoint, MayGoOn may_go_on,
                       std::shared_ptr<std::atomic<int64_t>> arrived,
                       absl::AnyInvocable<void(absl::StatusOr<int64_t>)> done) = 0;
-  // As RemoveUploaded (storage/bucket/remove.h); only what is unfinished of a checkpoint that was given up.
+  // As RemoveUploaded (storage/bucket/remove.h); only what is unfinished of a checkpoint that was given up: its last
+  // upload may have ended well without an answer.
   virtual void Remove(std::string url, storage::v1::UploadedCheckpoint checkpoint, MayGoOn may_go_on,
                       absl::AnyInvocable<void(absl::Status)> done) = 0;
 

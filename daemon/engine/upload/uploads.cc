@@ -37,6 +37,21 @@ void Move(Checkpoints& from, int index, Checkpoints& to) {
   from.DeleteSubrange(index, 1);
 }
 
+// Saves are committed in another order than they began in, which is that of their sequences.
+void MoveToItsPlace(Checkpoints& from, int index, Checkpoints& to) {
+  Move(from, index, to);
+  for (int i = to.size() - 1; i > 0 && to[i - 1].sequence() > to[i].sequence(); --i)
+    to.SwapElements(i - 1, i);
+}
+
+// For one of an earlier life of the run, whose sequences say nothing beside those of this one.
+void InsertByTime(const UploadedCheckpoint& earlier, Checkpoints& list) {
+  int place = 0;
+  while (place < list.size() && list[place].commit_time_us() <= earlier.commit_time_us()) ++place;
+  *list.Add() = earlier;
+  for (int i = list.size() - 1; i > place; --i) list.SwapElements(i - 1, i);
+}
+
 UploadedCheckpoint AsUploaded(const storage::v1::ManifestSummary& summary) {
   UploadedCheckpoint uploaded;
   uploaded.set_tag(summary.tag());
@@ -85,6 +100,12 @@ bool IsLost(const absl::Status& why) {
 }  // namespace
 
 // ---- what is uploaded
+
+void Uploads::ApplyKeepLast(const Run& run, UploadRecord* record) {
+  while (record->keep_last() > 0 && record->uploaded_size() > record->keep_last())
+    Move(*record->mutable_uploaded(), 0, *record->mutable_obsolete());
+  ForgetOldest(run, record);
+}
 
 void Uploads::ForgetOldest(const Run& run, UploadRecord* record) {
   const int excess = record->uploaded_size() - kMostKept;
@@ -160,10 +181,8 @@ void Uploads::TakeOver(Run* run, int64_t attempt, const v1::UploadPolicy& policy
     const bool is_known = IndexOf(record.uploaded(), sequence) >= 0 ||
                           IndexOf(record.waiting(), sequence) >= 0 ||
                           IndexOf(record.obsolete(), sequence) >= 0;
-    if (by_daemon && !is_other && !is_known) *record.add_uploaded() = AsUploaded(summary);
+    if (by_daemon && !is_other && !is_known) InsertByTime(AsUploaded(summary), *record.mutable_uploaded());
   }
-  std::stable_sort(record.mutable_uploaded()->begin(), record.mutable_uploaded()->end(),
-                   [](const auto& a, const auto& b) { return a.commit_time_us() < b.commit_time_us(); });
   ForgetOldest(*run, &record);
   Store(run, /*now=*/false);
 }
@@ -547,12 +566,10 @@ void Uploads::OnUploaded(Run* run, const UploadedCheckpoint& what, const absl::S
   state.sent_bytes += *sent;
   ++state.done;
   if (index >= 0) {
-    Move(*record.mutable_waiting(), index, *record.mutable_uploaded());
+    MoveToItsPlace(*record.mutable_waiting(), index, *record.mutable_uploaded());
     state.unwritten.insert(what.sequence());
   }  // Else it was given up meanwhile, and is obsolete.
-  while (record.keep_last() > 0 && record.uploaded_size() > record.keep_last())
-    Move(*record.mutable_uploaded(), 0, *record.mutable_obsolete());
-  ForgetOldest(*run, &record);
+  ApplyKeepLast(*run, &record);
   observer_->OnInfo(absl::StrCat("checkpoint ", run->path, "/", what.tag(), " is in ", record.url(), ": ",
                                  *sent, " bytes sent"));
   Store(run, /*now=*/true);
@@ -573,10 +590,17 @@ void Uploads::Remove(Run* run, const UploadedCheckpoint& next) {
 void Uploads::OnRemoved(Run* run, const UploadedCheckpoint& what, const absl::Status& removed) {
   State& state = states_.Of(run);
   state.is_busy = false;
-  if (!removed.ok()) return OnFailed(run, what, removed);
+  // It was given up, and its last upload had ended well: it counts, as the others there do.
+  const bool is_there = what.given_up() && ReasonOf(removed) == "OBJECT_EXISTS";
+  if (!removed.ok() && !is_there) return OnFailed(run, what, removed);
   OnSucceeded(run);
-  if (const int index = IndexOf(state.record.obsolete(), what.sequence()); index >= 0)
+  if (const int index = IndexOf(state.record.obsolete(), what.sequence()); index >= 0 && is_there) {
+    state.record.mutable_obsolete()->at(index).set_given_up(false);
+    MoveToItsPlace(*state.record.mutable_obsolete(), index, *state.record.mutable_uploaded());
+    ApplyKeepLast(*run, &state.record);
+  } else if (index >= 0) {
     state.record.mutable_obsolete()->DeleteSubrange(index, 1);
+  }
   Store(run, /*now=*/true);
   Continue(run);
 }

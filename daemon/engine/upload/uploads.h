@@ -142,6 +142,8 @@ class Uploads {
     Term term;
   };
   static bool IsShared(const Run& run) { return run.authority->uploads() != nullptr; }
+  // Removes from the bucket what its policy does not keep.
+  static void ApplyKeepLast(const Run& run, storage::v1::UploadRecord* record);
   // Of a run that several nodes share: leaves out the oldest of very many. They stay in the bucket.
   static void ForgetOldest(const Run& run, storage::v1::UploadRecord* record);
   // This node uploads what the record says, and nobody else does.

@@ -260,6 +260,39 @@ TEST_F(UploadsTest, KeepLastRemovesTheOldestFromTheBucket) {
   EXPECT_EQ(Described(3).state(), v1::CheckpointUpload::DONE);
 }
 
+TEST_F(UploadsTest, KeepLastKeepsTheNewestOfSavesThatWereCommittedInAnotherOrder) {
+  SetPolicy(1, /*keep_last=*/2);
+  for (const int64_t sequence : {2, 1, 3}) {
+    CommitNext(sequence);
+    Tick();
+    io_->EndUpload(100);
+  }
+  Tick();
+  ASSERT_EQ(io_->removals.size(), 1u);
+  EXPECT_EQ(io_->removals.front().checkpoint.sequence(), 1);
+}
+
+TEST_F(UploadsTest, AListOfTheBucketDoesNotChangeTheOrderOfWhatIsKnown) {
+  SetPolicy(1, /*keep_last=*/2);
+  UploadIo::Contents contents;
+  for (const int64_t sequence : {2, 1}) {
+    clock_.Advance(std::chrono::seconds(1));
+    CommitNext(sequence);
+    Tick();
+    io_->EndUpload(100);
+    contents.checkpoints.push_back({run_->catalog.Find(sequence)->summary, /*by_daemon=*/true});
+  }
+  v1::UploadPolicy policy;
+  policy.set_url("s3://bucket/run");
+  uploads_.TakeOver(run_, 2, policy, contents.checkpoints);
+  CommitNext(3);
+  Tick();
+  io_->EndUpload(100);
+  Tick();
+  ASSERT_EQ(io_->removals.size(), 1u);
+  EXPECT_EQ(io_->removals.front().checkpoint.sequence(), 1);
+}
+
 TEST_F(UploadsTest, RemovalGoesOnAfterARestart) {
   SetPolicy(1, /*keep_last=*/1);
   CommitNext(1);
@@ -357,6 +390,29 @@ TEST_F(UploadsTest, GiveUpForRoomDropsTheOldestThatIsNotBeingUploaded) {
   Tick();
   uploads_.GiveUp(run_, {1, 2, 3});
   EXPECT_THAT(uploads_.Held(*run_), ElementsAre(1, 3));
+}
+
+TEST_F(UploadsTest, ACheckpointThatIsWholeInTheBucketCountsThoughItsUploadGotNoAnswer) {
+  SetPolicy(1, /*keep_last=*/1);
+  CommitNext(1);
+  Tick();
+  io_->EndUpload(ServerIsAway());  // It had arrived.
+  run_->catalog.Remove(1);
+  CommitNext(2);
+  clock_.Advance(std::chrono::seconds(2));
+  Tick();
+  EXPECT_THAT(Asked(), ElementsAre(2));
+  io_->EndUpload(100);
+  Tick();
+  ASSERT_EQ(io_->removals.size(), 1u);
+  EXPECT_TRUE(io_->removals.front().checkpoint.given_up());
+  io_->EndRemoval(MakeError(absl::StatusCode::kAlreadyExists, "OBJECT_EXISTS", "s1 is whole there"));
+  Tick();
+  ASSERT_EQ(io_->removals.size(), 1u) << "keep_last removes it as one of two";
+  EXPECT_EQ(io_->removals.front().checkpoint.sequence(), 1);
+  EXPECT_FALSE(io_->removals.front().checkpoint.given_up());
+  io_->EndRemoval(absl::OkStatus());
+  EXPECT_EQ(Described(2).state(), v1::CheckpointUpload::DONE);
 }
 
 TEST_F(UploadsTest, WaitAnswersWhenTheCheckpointIsInTheBucket) {
