@@ -178,7 +178,7 @@ def test_load_of_one_hundredth_of_the_bytes_reads_little_more_than_the_chunks_it
         f"def read():\n    return int(open('/proc/self/io').read().split()[1])\n{load}\n"  # What loading imports is there now.
         "from torch.distributed.checkpoint import FileSystemReader\n"
         f"metadata = FileSystemReader({root + '/a'!r}).read_metadata(); storage = metadata.storage_data\n"
-        f"chunk = ckptd.open_root({root!r}).open('a')._local.summary.chunk_bytes\n"
+        f"chunk = ckptd.open_root({root!r}).open('a')._source.summary.chunk_bytes\n"
         "pieces = [info for index, info in storage.items() if index.fqn in into]\n"
         "touched = {(info.relative_path, n) for info in pieces\n"
         "           for n in range(info.offset // chunk, (info.offset + info.length - 1) // chunk + 1)}\n"

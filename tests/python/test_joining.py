@@ -140,7 +140,7 @@ def test_reader_does_not_make_the_root(client: ckptd.Client, tmp_path: pathlib.P
 @pytest.mark.parametrize(
     "root, said",
     [
-        ("s3://bucket/run", "a URL; ckptd saves into directories of this machine only"),
+        ("gs://bucket/run", "a URL; ckptd saves into directories of this machine only"),
         ("file:///data/ckpts", "a URL"),
         ("gs:/bucket", "a URL"),
         ("", 'the root is ""; name a directory'),
@@ -159,6 +159,12 @@ def test_root_that_is_no_local_directory_is_refused_everywhere(
     with pytest.raises(ckptd.Refused, match="the folder is"):
         ckptd.LocalDaemon(root)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_bucket_is_no_root_that_a_run_saves_to_or_a_daemon_reads(client: ckptd.Client) -> None:
+    for use in (lambda: client.run("s3://bucket/run"), lambda: client.open("s3://bucket/run")):
+        with pytest.raises(ckptd.Refused, match="a URL; ckptd saves into directories of this machine only"):
+            use()
 
 
 def test_tilde_in_a_root_is_the_home_directory(

@@ -72,7 +72,7 @@ def ranges(run: Any, options: argparse.Namespace) -> Dict[str, Any]:
     """Reads one percent of the largest file, in slices far apart, and counts the bytes that it reads for that."""
     with run.open() as checkpoint:
         name = "optimizer.pt"
-        size, chunk = checkpoint._sizes[name], checkpoint._local.summary.chunk_bytes
+        size, chunk = checkpoint._sizes[name], checkpoint._source.summary.chunk_bytes
         piece = size // 100 // RANGES
         wanted = [(name, at * (size // RANGES), piece) for at in range(RANGES)]
         touched = {

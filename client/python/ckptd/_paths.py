@@ -64,6 +64,11 @@ def tag_text(tag: Any) -> str:
     raise TypeError(f"tag is {tag!r}; it must be a str, such as \"step_100\", or an int")
 
 
+def is_tag(name: str) -> bool:
+    """Returns whether a checkpoint may have this name (CheckTag of storage/format/names.cc)."""
+    return re.fullmatch(r"[A-Za-z0-9_=+,@][A-Za-z0-9._=+,@-]{0,199}", name) is not None and name != "latest"
+
+
 def check_text(text: str, what: str, reason: str) -> None:
     """Raises errors.Refused if a name cannot be sent to the daemon, such as one that os.listdir() gave of other bytes."""
     try:

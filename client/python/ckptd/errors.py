@@ -32,7 +32,7 @@ class CkptdError(Exception):
 
 
 class Unavailable(CkptdError):
-    """No daemon answers, or it is shutting down. Trying again later may help."""
+    """No daemon answers, or it is shutting down; or no server of a bucket answers. Trying again later may help."""
 
 
 class Refused(CkptdError):
@@ -129,6 +129,8 @@ _BY_REASON: Dict[str, Type[CkptdError]] = {
     "RESUME_FAILED": CheckpointFailed,
     "CHECKPOINT_DAMAGED": Corrupt,
     "DRAINING": Unavailable,
+    "CORRUPT_TRANSFER": Unavailable,
+    "NO_CREDENTIALS": Refused,
 }
 _BY_CODE: Dict[str, Type[CkptdError]] = {
     "UNAVAILABLE": Unavailable,

@@ -10,19 +10,23 @@ from types import MappingProxyType
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
 from ckptd import errors
-from ckptd._checkpoint_paths import is_committed
-from ckptd._checkpoint_info import CheckpointInfo, info_of_manifest, info_of_message, info_of_unreadable
+from ckptd._checkpoint_info import CheckpointInfo, info_of_message, info_of_unreadable
 from ckptd._membership.membership import RPC_SECONDS
 from ckptd._memory import native
-from ckptd._paths import directory_path, tag_text
+from ckptd._paths import tag_text
 from ckptd._progress_bar import Progress, progress_bar
 from ckptd._reading.local_files import LocalFiles
-from ckptd._reading.manifest import read_damages, read_summary
+from ckptd._reading.manifest import read_summary
 from ckptd._reading.ranges import Range, read_ranges
 from ckptd._reading.read_progress import ReadProgressReporter
 from ckptd._reading.read_reports import ReadReporter
 from ckptd._reading.resident_files import ResidentFiles
 from ckptd._reading.verified_file import RemoteFile, VerifiedFile
+from ckptd._roots.bucket.bucket import Bucket
+from ckptd._roots.bucket.url import is_bucket_url
+from ckptd._roots.directory import Directory
+from ckptd._roots.parallel import in_parallel
+from ckptd._roots.place import CheckpointFiles, Place, no_checkpoint
 from ckptd._session.session import Session
 from ckptd._torch.reading.archive_records import Records, records_of, why_not_meta
 from ckptd._torch.reading.load_into import load_into, try_meta
@@ -59,7 +63,7 @@ class Checkpoint:
     def __init__(
         self,
         info: Optional[CheckpointInfo],
-        local: Optional[LocalFiles],
+        source: Optional[CheckpointFiles],
         sizes: Mapping[str, int] = MappingProxyType({}),
         session: Optional[Session] = None,
         lease: str = "",
@@ -68,7 +72,7 @@ class Checkpoint:
         passed_over: Tuple[CheckpointInfo, ...] = (),
     ) -> None:
         self._info = info
-        self._local = local
+        self._source = source
         self._sizes = sizes
         self._session = session
         self._lease = lease
@@ -322,9 +326,9 @@ class Checkpoint:
 
     def _release(self) -> None:
         """Closes the files and ends the lease."""
-        local, self._local = self._local, None
-        if local is not None:
-            local.close()
+        source, self._source = self._source, None
+        if source is not None:
+            source.close()
         self._residents = None
         lease, self._lease = self._lease, ""
         if lease and self._session is not None and self._session.alive():
@@ -375,15 +379,15 @@ class Checkpoint:
             raise
 
     def _open(self, name: str) -> VerifiedFile:
-        """Opens a file in the daemon's memory, or else on the disk."""
+        """Opens a file in the daemon's memory, or else where it lies."""
         self._check_name(name)
         if self._session is not None and self._lease:
             if self._residents is None:
                 self._residents = ResidentFiles(self._session, self._lease, self.info.bytes, self._threads)
-            resident = self._residents.open(name, lambda: self._open_on_disk(name))
+            resident = self._residents.open(name, lambda: self._open_at_source(name))
             if resident is not None:
                 return resident
-        return self._open_on_disk(name)
+        return self._open_at_source(name)
 
     def _check_name(self, name: str) -> None:
         if name not in self.files:
@@ -395,11 +399,11 @@ class Checkpoint:
                 path=name,
             )
 
-    def _open_on_disk(self, name: str) -> VerifiedFile:
-        """Opens a file on the disk, here or, where this process may not read it, by way of the daemon."""
-        if self._local is not None:
+    def _open_at_source(self, name: str) -> VerifiedFile:
+        """Opens a file where it lies, here or, where this process may not read it, by way of the daemon."""
+        if self._source is not None:
             try:
-                return self._local.open(name, self._threads)
+                return self._source.open(name, self._threads)
             except PermissionError:
                 if self._session is None:
                     raise
@@ -476,13 +480,12 @@ class Root:
     Without a lease, retention may remove a checkpoint while it is being read: ``NotFound``.
 
     Attributes:
-        path (str): the absolute path of the root.
+        path (str): the absolute path of the root, or the URL of the bucket.
     """
 
     def __init__(self, path: "Union[str, os.PathLike[str]]") -> None:
-        self.path = directory_path(path)
-        if not os.path.isdir(self.path):
-            raise errors.NotFound(f"the root {self.path} is not a directory", reason="UNKNOWN_RUN")
+        self._place: Place = Bucket(str(path)) if is_bucket_url(path) else Directory(path)
+        self.path = self._place.name
 
     def list(self) -> List[CheckpointInfo]:
         """Returns the committed checkpoints, newest first.
@@ -490,14 +493,19 @@ class Root:
         One whose manifest is damaged is left out, with a warning in the log. ``damage`` is set for one that a
         reader has found to be damaged.
         """
-        found = []
-        for _, name in self._summaries():
-            try:
-                with self.open(name) as checkpoint:
-                    found.append(checkpoint.info)
-            except errors.CkptdError as error:
-                _log.warning("ckptd: %s", error)
-        return found
+        tags = [tag for _, tag in self._summaries()]
+        infos = in_parallel(tags, self._info_if_readable, self._place.readers)
+        return [info for info in infos if info is not None]
+
+    def _info_if_readable(self, tag: str) -> Optional[CheckpointInfo]:
+        try:
+            with self._open(tag) as checkpoint:
+                return checkpoint.info
+        except errors.CkptdError as error:
+            if not _is_of_checkpoint(error):
+                raise
+            _log.warning("ckptd: %s", error)
+            return None
 
     def latest(self) -> Optional[CheckpointInfo]:
         """Returns the newest committed checkpoint that is neither suspect nor known to be damaged, or None.
@@ -509,35 +517,14 @@ class Root:
         try:
             with self.open() as checkpoint:
                 return checkpoint.info
-        except errors.NotFound:
+        except errors.NotFound as error:
+            if error.reason != "NO_CHECKPOINT":
+                raise
             return None
 
     def _summaries(self, unreadable: Optional[List[CheckpointInfo]] = None) -> "List[Tuple[int, str]]":
-        """Returns (sequence, tag) of each checkpoint whose manifest has a valid head, newest first.
-
-        Adds those with a damaged head, whose sequence is unknown, to `unreadable`, if that is given.
-        """
-        found = []
-        for name in os.listdir(self.path):
-            if name.startswith("."):
-                continue
-            try:
-                directory = os.open(os.path.join(self.path, name), _DIRECTORY)
-            except OSError:
-                continue  # A file or a link, and no checkpoint.
-            try:
-                summary = read_summary(directory, os.path.join(self.path, name))
-                if summary.tag == name:  # Otherwise it is a renamed or copied checkpoint.
-                    found.append((summary.sequence, name))
-            except OSError:
-                continue  # No manifest: not a checkpoint of ckptd.
-            except errors.CkptdError as error:
-                _log.warning("ckptd: %s", error)
-                if unreadable is not None and isinstance(error, errors.Corrupt):
-                    unreadable.append(info_of_unreadable(name, 0, str(error)))
-            finally:
-                os.close(directory)
-        return sorted(found, reverse=True)
+        """See Place.summaries()."""
+        return self._place.summaries(unreadable)
 
     def open(self, tag: "Union[str, int]" = "latest", *, strict: bool = False, background: bool = False) -> Checkpoint:
         """Opens a checkpoint for reading.
@@ -548,24 +535,24 @@ class Root:
                 ``"latest"``
             strict (bool): raise ``Corrupt`` rather than open a damaged checkpoint, or an older one in its
                 place. Default: ``False``
-            background (bool): read with idle priority, see :meth:`Run.open`. Default: ``False``
+            background (bool): read with idle priority, see :meth:`Run.open`; no-op for a bucket. Default: ``False``
 
         Returns:
             Checkpoint: a context manager.
 
         Raises:
-            NotFound: there is no such checkpoint.
+            NotFound: there is no such checkpoint, or bucket.
             Corrupt: its manifest is damaged or missing, or see ``strict``; or every checkpoint is damaged.
-            Refused: every checkpoint is suspect, and none was named.
+            Refused: every checkpoint is suspect, and none was named. Or the bucket's server denies the request.
+            Unavailable: the bucket's server does not answer.
         """
         checkpoint = self._choose(tag_text(tag), strict)
         checkpoint.background = background
         return checkpoint
 
     def _choose(self, tag: str, strict: bool) -> Checkpoint:
-        damages = read_damages(self.path)
         if tag != "latest":
-            checkpoint = self._open(tag, damages)
+            checkpoint = self._open(tag)
             if strict and checkpoint.info.damage:
                 checkpoint.close()
                 raise _damaged(self.path, [checkpoint.info])
@@ -576,10 +563,14 @@ class Root:
             if strict and any(each.damage for each in passed):
                 break  # Any other would be an older one in the place of a damaged one.
             try:
-                checkpoint = self._open(name, damages)
+                checkpoint = self._open(name)
             except errors.Corrupt as error:
                 passed.append(info_of_unreadable(name, sequence, str(error)))
                 continue
+            except errors.NotFound as error:
+                if error.reason != "NO_CHECKPOINT":
+                    raise
+                continue  # It was removed since the look at all of them.
             if not checkpoint.info.damage and not checkpoint.info.suspect:
                 _warn_of_passed_over(passed, name)
                 checkpoint._passed_over = tuple(passed)
@@ -591,44 +582,19 @@ class Root:
             raise _damaged(self.path, damaged)
         if passed:
             raise _suspect(self.path, passed[0])
-        raise self._missing(tag)
+        raise no_checkpoint(tag, self.path)
 
-    def _missing(self, tag: str) -> errors.NotFound:
-        return errors.NotFound(
-            f"no checkpoint {tag} is committed in {self.path}", reason="NO_CHECKPOINT", tag=tag
-        )
-
-    def _open(self, name: str, damages: Mapping[int, Any]) -> Checkpoint:
-        path = os.path.join(self.path, name)
-        # A name with a slash would leave the root, and one that begins with a dot is no tag.
-        if os.path.basename(path) != name or name.startswith(".") or "\0" in name:
-            raise self._missing(name)
-        if os.path.islink(path):
-            return self._open_linked(name)
-        try:
-            directory = os.open(path, _DIRECTORY)
-        except OSError as error:
-            raise self._missing(name) from error
-        try:
-            local = LocalFiles(directory, name, path)
-        except OSError as error:
-            is_committed(path)  # Raises for a checkpoint of ckptd whose manifest is missing.
-            raise self._missing(name) from error
-        damage = damages.get(local.summary.sequence)
-        # Both must fit: a checkpoint that was copied here may have the sequence of another one.
-        known_damage = damage.message if damage is not None and damage.tag == name else ""
-        info = info_of_manifest(local.summary, local.records, known_damage)
-        return Checkpoint(info, local, threads=native.read_threads(1))
-
-    def _open_linked(self, name: str) -> Checkpoint:
-        real = os.path.realpath(os.path.join(self.path, name))
-        root, tag = os.path.split(real)
-        if not os.path.isdir(real):  # The link leads to nothing, to a file, or in a circle.
-            raise self._missing(name)
-        return Root(root)._open(tag, read_damages(root))
+    def _open(self, tag: str) -> Checkpoint:
+        info, files = self._place.open(tag)
+        return Checkpoint(info, files, threads=native.read_threads(1))
 
     def __repr__(self) -> str:
         return f"<ckptd.Root {self.path}>"
+
+
+def _is_of_checkpoint(error: errors.CkptdError) -> bool:
+    """Returns whether an error is of one checkpoint alone, and not of the place in which it lies."""
+    return isinstance(error, errors.Corrupt) or error.reason in ("NO_CHECKPOINT", "NEWER_FORMAT")
 
 
 def _damaged(root: str, infos: Sequence[CheckpointInfo]) -> errors.Corrupt:
@@ -653,13 +619,16 @@ def open_root(path: "Union[str, os.PathLike[str]]") -> Root:
     """Opens a root for reading without a daemon.
 
     Args:
-        path (str or os.PathLike): the root.
+        path (str or os.PathLike): the root, or ``s3://BUCKET/PREFIX``, which needs ``pip install ckptd[s3]``. Settings and
+            credentials of a bucket have the names of AWS's tools (docs/buckets.md).
 
     Returns:
         Root: the root's checkpoints, read-only.
 
     Raises:
         NotFound: the path is not a directory.
+        Refused: it is a URL that cannot be used.
+        ImportError: what reads buckets is not installed.
     """
     return Root(path)
 

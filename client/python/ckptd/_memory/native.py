@@ -73,9 +73,12 @@ def library() -> Any:
     return loaded
 
 
-def crc32c(data: bytes, crc: int = 0) -> int:
-    """Returns the CRC32C of some bytes. `crc` is that of the bytes before them."""
-    return int(library().ckptd_crc32c(data, len(data), crc))
+def crc32c(data: Any, crc: int = 0) -> int:
+    """Returns the CRC32C of a C-contiguous buffer. `crc` is that of the bytes before it."""
+    address, keep = address_of(data)
+    found = int(library().ckptd_crc32c(address, memoryview(data).nbytes, crc))
+    del keep
+    return found
 
 
 def address_of(data: Any) -> Tuple[int, Any]:

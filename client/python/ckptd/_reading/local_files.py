@@ -8,7 +8,7 @@ from typing import Any, Dict
 from ckptd import errors
 from ckptd._membership.membership import STALE_SECONDS
 from ckptd._reading.manifest import open_beneath, read_manifest, read_summary
-from ckptd._reading.verified_file import LocalFile, removed_while_read
+from ckptd._reading.verified_file import LocalFile, corrupt_file, removed_while_read
 
 # EINVAL: it is not a regular file. ESTALE: what was found on a network file system is there no longer.
 _MISSING_ERRNOS = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR, errno.EINVAL, errno.ESTALE)
@@ -73,13 +73,7 @@ class LocalFiles:
         except OSError as error:
             if error.errno not in _MISSING_ERRNOS:
                 raise
-            raise errors.Corrupt(
-                f"file {path} of checkpoint {self._tag} cannot be opened: {error.strerror}",
-                reason="CORRUPT_FILE",
-                tag=self._tag,
-                ranks=[record.rank],
-                path=path,
-            ) from error
+            raise corrupt_file(self._tag, record, f"it cannot be opened: {error.strerror}") from error
         return LocalFile(self._tag, record, self.summary.chunk_bytes, descriptor, threads)
 
     def _was_removed(self) -> bool:

@@ -6,7 +6,7 @@ Layout: docs/storage_format.md.
 import logging
 import os
 import struct
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List, NamedTuple, Tuple
 
 from google.protobuf.message import DecodeError
 
@@ -16,15 +16,34 @@ from ckptd._paths import regular
 from ckptd._wire.protocol import storage
 
 _log = logging.getLogger("ckptd")
-_NAME = ".ckptd/manifest"
+MANIFEST = ".ckptd/manifest"
 _DAMAGED_NAME = ".ckptd/damaged"
 _SHARED = ".ckptd/shared"
 _LOOKS = 3
 _FRAME = struct.Struct("<8sIII")
-_HEAD_BYTES = 4096
+HEAD_BYTES = 4096
 _HEAD = struct.Struct("<8sIIIIQI")
 _VERSION = 1
 _MAX_BYTES = 1 << 30  # The largest body of a manifest, and the largest record of damages.
+MOST_BYTES = HEAD_BYTES + _MAX_BYTES  # The largest manifest.
+
+
+class Head(NamedTuple):
+    """The head of a manifest."""
+
+    summary: Any  # The storage.ManifestSummary.
+    body_bytes: int
+    body_crc: int
+
+
+def components_of(path: str) -> List[str]:
+    """Returns the names in the path of a file in a checkpoint. errors.NotFound: one is empty, "." or ".."."""
+    names = path.split("/")
+    if any(name in ("", ".", "..") for name in names):
+        raise errors.NotFound(
+            f'"{path}" cannot be the name of a file in a checkpoint', reason="INVALID_PATH", path=path
+        )
+    return names
 
 
 def open_beneath(directory: int, path: str) -> int:
@@ -34,11 +53,7 @@ def open_beneath(directory: int, path: str) -> int:
         OSError: as os.open; EINVAL for what is no regular file.
         errors.NotFound: the path has an empty, "." or ".." component.
     """
-    names = path.split("/")
-    if any(name in ("", ".", "..") for name in names):
-        raise errors.NotFound(
-            f'"{path}" cannot be the name of a file in a checkpoint', reason="INVALID_PATH", path=path
-        )
+    names = components_of(path)
     current = directory
     try:
         for name in names[:-1]:
@@ -62,44 +77,55 @@ def read_summary(directory: int, what: str) -> Any:
         OSError: there is no manifest, or it cannot be read.
         errors.Corrupt: it is damaged.
     """
-    descriptor = open_beneath(directory, _NAME)
+    descriptor = open_beneath(directory, MANIFEST)
     try:
-        return _head(_read(descriptor, _HEAD_BYTES, 0), what)[0]
+        return parse_head(_read(descriptor, HEAD_BYTES, 0), what).summary
     finally:
         os.close(descriptor)
 
 
 def read_manifest(directory: int, what: str) -> Tuple[Any, Dict[str, Any]]:
     """Returns the summary, and the storage.FileRecord of each file by its path. Raises as read_summary()."""
-    descriptor = open_beneath(directory, _NAME)
+    descriptor = open_beneath(directory, MANIFEST)
     try:
-        summary, size, crc = _head(_read(descriptor, _HEAD_BYTES, 0), what)
-        body = _read(descriptor, size + 1, _HEAD_BYTES)
+        head = parse_head(_read(descriptor, HEAD_BYTES, 0), what)
+        body = _read(descriptor, head.body_bytes + 1, HEAD_BYTES)
     finally:
         os.close(descriptor)
+    return head.summary, _parse_body(head, body, what)
+
+
+def parse_manifest(data: bytes, what: str) -> Tuple[Any, Dict[str, Any]]:
+    """Returns what read_manifest() does, of the manifest's bytes. errors.Corrupt: they are damaged."""
+    head = parse_head(data[:HEAD_BYTES], what)
+    return head.summary, _parse_body(head, data[HEAD_BYTES:], what)
+
+
+def _parse_body(head: Head, body: bytes, what: str) -> Dict[str, Any]:
+    summary, size, crc = head
     if len(body) != size:
-        raise _corrupt(
+        raise corrupt_manifest(
             what,
             f"its body has {'more than ' if len(body) > size else ''}{min(len(body), size)} bytes of {size}",
         )
     if crc32c(body) != crc:
-        raise _corrupt(
+        raise corrupt_manifest(
             what, f"the CRC32C of its body is {crc32c(body):#010x} and should be {crc:#010x}"
         )
     try:
         message = storage.ManifestBody.FromString(body)
     except DecodeError as error:
-        raise _corrupt(what, f"its body is not a ManifestBody ({error})") from error
+        raise corrupt_manifest(what, f"its body is not a ManifestBody ({error})") from error
     files = {record.path: record for record in message.files}
     if len(message.files) != summary.file_count or len(files) != summary.file_count:
-        raise _corrupt(what, f"it lists {len(message.files)} files, but {summary.file_count} were saved")
+        raise corrupt_manifest(what, f"it lists {len(message.files)} files, but {summary.file_count} were saved")
     for record in files.values():
         chunks = -(-record.size_bytes // summary.chunk_bytes)
         if record.size_bytes < 0 or len(record.chunk_crc32c) != chunks:
-            raise _corrupt(
+            raise corrupt_manifest(
                 what, f"{record.path} has {len(record.chunk_crc32c)} checksums for {chunks} chunks"
             )
-    return summary, files
+    return files
 
 
 def read_damages(root: str) -> Dict[int, Any]:
@@ -194,30 +220,30 @@ def _read_record(directory: int, root: str, name: str, magic: bytes, kind: Any, 
         return None
 
 
-def _head(head: bytes, what: str) -> Tuple[Any, int, int]:
-    """Parses the head of a manifest: (summary, size of the body in bytes, CRC32C of the body)."""
-    if len(head) < _HEAD_BYTES:
-        raise _corrupt(what, f"it has {len(head)} bytes, fewer than the {_HEAD_BYTES} of its head")
+def parse_head(head: bytes, what: str) -> Head:
+    """Returns the head of a manifest, of its first bytes. Raises as read_summary()."""
+    if len(head) < HEAD_BYTES:
+        raise corrupt_manifest(what, f"it has {len(head)} bytes, fewer than the {HEAD_BYTES} of its head")
     magic, version, size, summary_crc, body_crc, body_size, own_crc = _HEAD.unpack_from(head)
     if magic != b"CKPTDMAN":
-        raise _corrupt(what, "it does not begin with CKPTDMAN")
+        raise corrupt_manifest(what, "it does not begin with CKPTDMAN")
     if crc32c(head[: _HEAD.size - 4]) != own_crc:
-        raise _corrupt(what, "the CRC32C of its head is wrong")
+        raise corrupt_manifest(what, "the CRC32C of its head is wrong")
     if version > _VERSION:
         raise errors.Refused(
             f"the manifest of {what} has format version {version}, and this package reads up to {_VERSION}; install a newer ckptd",
             reason="NEWER_FORMAT",
         )
     encoded = head[_HEAD.size : _HEAD.size + size]
-    if size > _HEAD_BYTES - _HEAD.size or body_size > _MAX_BYTES or crc32c(encoded) != summary_crc:
-        raise _corrupt(what, "the CRC32C of its summary is wrong")
+    if size > HEAD_BYTES - _HEAD.size or body_size > _MAX_BYTES or crc32c(encoded) != summary_crc:
+        raise corrupt_manifest(what, "the CRC32C of its summary is wrong")
     try:
         summary = storage.ManifestSummary.FromString(encoded)
     except DecodeError as error:
-        raise _corrupt(what, f"its summary is not a ManifestSummary ({error})") from error
+        raise corrupt_manifest(what, f"its summary is not a ManifestSummary ({error})") from error
     if summary.chunk_bytes < 1:
-        raise _corrupt(what, f"its chunks have {summary.chunk_bytes} bytes")
-    return summary, body_size, body_crc
+        raise corrupt_manifest(what, f"its chunks have {summary.chunk_bytes} bytes")
+    return Head(summary, body_size, body_crc)
 
 
 def _read(descriptor: int, size: int, offset: int) -> bytes:
@@ -233,10 +259,11 @@ def _read(descriptor: int, size: int, offset: int) -> bytes:
     return b"".join(parts)
 
 
-def _corrupt(what: str, why: str) -> errors.Corrupt:
+def corrupt_manifest(what: str, why: str) -> errors.Corrupt:
+    """Returns the error for a damaged manifest. what: names the checkpoint; its last component is the tag."""
     return errors.Corrupt(
         f"the manifest of {what} is damaged: {why}",
         reason="CORRUPT_MANIFEST",
         tag=os.path.basename(what),
-        path=_NAME,
+        path=MANIFEST,
     )

@@ -145,6 +145,37 @@ def removed_while_read(tag: str) -> errors.NotFound:
     )
 
 
+def corrupt_file(tag: str, record: Any, why: str, reason: str = "CORRUPT_FILE", **details: Any) -> errors.Corrupt:
+    """Returns the error for a damaged file of a checkpoint. record: its storage.FileRecord."""
+    return errors.Corrupt(
+        f"file {record.path} of checkpoint {tag} is corrupt: {why}",
+        reason=reason,
+        tag=tag,
+        ranks=[record.rank],
+        path=record.path,
+        **details,
+    )
+
+
+def wrong_size(tag: str, record: Any, size: int) -> errors.Corrupt:
+    """Returns the error for a file that has `size` bytes, which is not what was saved."""
+    why = f"it has {size} bytes, but {record.size_bytes} were saved"
+    return corrupt_file(tag, record, why, reason="SHORT_FILE")
+
+
+def corrupt_chunk(tag: str, record: Any, chunk: int, chunk_bytes: int, found: int) -> errors.Corrupt:
+    """Returns the error for a chunk whose CRC32C is `found`, which is not what was saved."""
+    expected = record.chunk_crc32c[chunk]
+    return corrupt_file(
+        tag,
+        record,
+        f"chunk {chunk}, from byte {chunk * chunk_bytes} on, has CRC32C {found:#010x} and was saved with {expected:#010x}",
+        chunk=chunk,
+        expected=expected,
+        found=found,
+    )
+
+
 class LocalFile(VerifiedFile):
     """A file that this process reads from the disk and verifies."""
 
@@ -162,9 +193,7 @@ class LocalFile(VerifiedFile):
         size = os.fstat(descriptor).st_size
         if size != record.size_bytes:
             self.close()
-            raise self._corrupt(
-                f"it has {size} bytes, but {record.size_bytes} were saved", reason="SHORT_FILE"
-            )
+            raise wrong_size(tag, record, size)
 
     def close(self) -> None:
         if not self.closed:
@@ -198,30 +227,14 @@ class LocalFile(VerifiedFile):
         if fault is None:
             return self._advance(before + sum(targets.lengths) - self._read_bytes)
         if fault.errno == errno.EBADMSG:
-            raise self._corrupt(
-                f"chunk {fault.chunk}, from byte {fault.chunk * self._chunk_bytes} on, has CRC32C {fault.found:#010x} and was "
-                f"saved with {self._expected[fault.chunk]:#010x}",
-                chunk=fault.chunk,
-                expected=self._expected[fault.chunk],
-                found=fault.found,
-            )
+            raise corrupt_chunk(self._tag, self._record, fault.chunk, self._chunk_bytes, fault.found)
         if fault.errno == errno.ESTALE:  # On a network file system, which does not keep files for those who have them open.
             raise removed_while_read(self._tag)
         if fault.errno not in (errno.ENODATA, errno.EILSEQ):
             # EIO is no proof of damage: the whole disk may be failing, or only for a moment.
             raise OSError(fault.errno, os.strerror(fault.errno), self._record.path)
         why = "the file ends there, or the disk has lost the chunk" if fault.errno == errno.ENODATA else os.strerror(fault.errno)
-        raise self._corrupt(f"reading chunk {fault.chunk} failed: {why}", chunk=fault.chunk, errno=fault.errno)
-
-    def _corrupt(self, why: str, reason: str = "CORRUPT_FILE", **details: Any) -> errors.Corrupt:
-        return errors.Corrupt(
-            f"file {self._record.path} of checkpoint {self._tag} is corrupt: {why}",
-            reason=reason,
-            tag=self._tag,
-            ranks=[self._record.rank],
-            path=self._record.path,
-            **details,
-        )
+        raise corrupt_file(self._tag, self._record, f"reading chunk {fault.chunk} failed: {why}", chunk=fault.chunk, errno=fault.errno)
 
 
 class RemoteFile(VerifiedFile):
