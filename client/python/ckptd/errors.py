@@ -129,7 +129,6 @@ _BY_REASON: Dict[str, Type[CkptdError]] = {
     "RESUME_FAILED": CheckpointFailed,
     "CHECKPOINT_DAMAGED": Corrupt,
     "DRAINING": Unavailable,
-    "CORRUPT_TRANSFER": Unavailable,
     "NO_CREDENTIALS": Refused,
 }
 _BY_CODE: Dict[str, Type[CkptdError]] = {

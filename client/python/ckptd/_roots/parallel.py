@@ -3,11 +3,11 @@
 import queue
 import threading
 import time
-from typing import Callable, List, Optional, Sequence, Tuple, TypeVar, Union
+from typing import Any, Callable, List, Optional, Sequence, Tuple, TypeVar
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
-_of_thread = threading.local()  # given_up: the threading.Event of in_parallel(), in its threads.
+_of_thread = threading.local()  # given_up: the threading.Event of _Pool, in its threads.
 
 
 class GivenUp(Exception):
@@ -34,38 +34,67 @@ def in_parallel(
             results[number] = work(item)
             done(results[number])  # type: ignore[arg-type]
         return results  # type: ignore[return-value]
-    given_up = threading.Event()
-    waiting = iter(list(enumerate(items)))
-    ended: "queue.SimpleQueue[Tuple[int, Union[_Result, BaseException]]]" = queue.SimpleQueue()
-    lock = threading.Lock()
-
-    def run() -> None:
-        _of_thread.given_up = given_up
-        while not given_up.is_set():
-            with lock:
-                number, item = next(waiting, (-1, None))
-            if number < 0:
-                return
-            try:
-                ended.put((number, work(item)))  # type: ignore[arg-type]
-            except BaseException as error:
-                return ended.put((number, error))
-
-    pool = [threading.Thread(target=run, name="ckptd-bucket", daemon=True) for _ in range(min(threads, len(items)))]
-    for thread in pool:
-        thread.start()
+    pool = _Pool(items, work)
     try:
+        pool.start(min(threads, len(items)))
         for _ in items:
-            number, result = ended.get()
-            if isinstance(result, BaseException):
-                raise result
+            number, result, error = pool.ended.get()
+            if error is not None:
+                raise error
             results[number] = result
             done(result)
     finally:
-        given_up.set()
-        for thread in pool:
-            thread.join()
+        pool.end()
     return results  # type: ignore[return-value]
+
+
+class _Pool:
+    """The threads of one call of in_parallel()."""
+
+    def __init__(self, items: Sequence[Any], work: Callable[[Any], Any]) -> None:
+        self.ended: "queue.SimpleQueue[Tuple[int, Any, Optional[BaseException]]]" = queue.SimpleQueue()
+        self._work = work
+        self._given_up = threading.Event()
+        self._changed = threading.Condition()  # Guards what follows.
+        self._waiting = iter(list(enumerate(items)))
+        self._working = 0
+
+    def start(self, threads: int) -> None:
+        for _ in range(threads):
+            threading.Thread(target=self._run, name="ckptd-bucket", daemon=True).start()
+
+    def end(self) -> None:
+        """Returns when no thread works, and none will. So does an interrupt, which may come at any time, also while a
+        thread is being started: they would write to memory that is no longer theirs.
+        """
+        interrupt: Optional[BaseException] = None
+        while True:
+            try:
+                self._given_up.set()
+                with self._changed:
+                    self._changed.wait_for(lambda: self._working == 0)
+                break
+            except BaseException as error:
+                interrupt = error
+        if interrupt is not None:
+            raise interrupt
+
+    def _run(self) -> None:
+        _of_thread.given_up = self._given_up
+        while True:
+            with self._changed:
+                number, item = next(self._waiting, (-1, None))
+                if number < 0 or self._given_up.is_set():
+                    return
+                self._working += 1
+            try:
+                self.ended.put((number, self._work(item), None))
+            except BaseException as error:
+                self.ended.put((number, None, error))
+            finally:
+                with self._changed:
+                    self._working -= 1
+                    self._changed.notify_all()
 
 
 def check() -> None:

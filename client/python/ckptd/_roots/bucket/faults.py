@@ -1,6 +1,6 @@
-"""What a failed request to S3 means: the error with its reason of docs/protocol.md, and whether another try may succeed."""
+"""What a failed request to S3 means: the error with its reason of docs/protocol.md, and how often to try again."""
 
-import enum
+import math
 from typing import Any, NamedTuple
 
 import botocore.exceptions
@@ -23,6 +23,7 @@ _LOST = (
     botocore.exceptions.ConnectionError,
     botocore.exceptions.HTTPClientError,
     botocore.exceptions.IncompleteReadError,
+    botocore.parsers.ResponseParserError,  # An answer that was cut off may be no XML.
     urllib3.exceptions.HTTPError,
     OSError,
 )
@@ -36,17 +37,9 @@ _OF_CREDENTIALS = (
 )
 
 
-class Passes(enum.Enum):
-    """Whether another try may succeed."""
-
-    NO = 0
-    PERHAPS = 1  # After a few of them it is no chance any more.
-    YES = 2
-
-
 class Fault(NamedTuple):
     error: errors.CkptdError
-    passes: Passes
+    most_tries: float  # How many tries there may be, this one among them, before it is no chance any more.
     retry_after: float  # Seconds, as the server asks for; 0: it does not.
 
 
@@ -57,15 +50,12 @@ def fault_of(raised: BaseException, what: str) -> Fault:
     """
     if isinstance(raised, botocore.exceptions.ClientError):
         return _fault_of_answer(raised.response, what)
-    if isinstance(raised, botocore.parsers.ResponseParserError):
-        why = "the answer is no whole XML document; is the endpoint a server of S3?"
-        return _fault("DATA_LOSS", "CORRUPT_TRANSFER", f"{what}: {why} ({raised})", Passes.PERHAPS)
     if isinstance(raised, _OF_CREDENTIALS):
         return _fault("UNAUTHENTICATED", "NO_CREDENTIALS", f"{what}: {raised}")
     if isinstance(raised, botocore.exceptions.SSLError):
         return _fault("FAILED_PRECONDITION", "STORE_REFUSED", f"{what}: {raised} (AWS_CA_BUNDLE)")
     if isinstance(raised, _LOST):
-        return _fault("UNAVAILABLE", "", f"{what}: {raised}", Passes.YES)
+        return _fault("UNAVAILABLE", "", f"{what}: {raised}", math.inf)
     return _fault("FAILED_PRECONDITION", "STORE_REFUSED", f"{what}: {raised}")
 
 
@@ -75,8 +65,10 @@ def _fault_of_answer(response: Any, what: str) -> Fault:
     status, headers = answer.get("HTTPStatusCode", 0), answer.get("HTTPHeaders", {})
     message = f"{what}: {code} {said}"
     if code in _PASSING_CODES or status in _PASSING_STATUS:
+        if code.isdigit():  # botocore says so, too, of an answer that is no XML.
+            message += "; is the endpoint a server of S3?"
         wait = headers.get("retry-after", "")
-        return _fault("UNAVAILABLE", "", message, Passes.YES, float(wait) if wait.isdigit() else 0.0)
+        return _fault("UNAVAILABLE", "", message, math.inf, float(wait) if wait.isdigit() else 0.0)
     if code == "NoSuchBucket":
         return _fault("NOT_FOUND", "NO_BUCKET", message)
     if status == 404:
@@ -89,10 +81,12 @@ def _fault_of_answer(response: Any, what: str) -> Fault:
         return _fault("FAILED_PRECONDITION", "STORE_REFUSED", f"{message}; the bucket is in {there}: set AWS_REGION")
     if code == "RequestTimeTooSkewed":
         return _fault("PERMISSION_DENIED", "STORE_DENIED", f"{message}; set this machine's clock")
+    if code == "ExpiredToken":  # botocore may have others by now.
+        return _fault("PERMISSION_DENIED", "STORE_DENIED", f"{message}; renew the credentials", 3)
     if status in (401, 403):
         return _fault("PERMISSION_DENIED", "STORE_DENIED", f"{message}; look at the credentials and their policy")
     return _fault("FAILED_PRECONDITION", "STORE_REFUSED", message)
 
 
-def _fault(code: str, reason: str, message: str, passes: Passes = Passes.NO, retry_after: float = 0.0) -> Fault:
-    return Fault(errors.make(code, reason, message), passes, retry_after)
+def _fault(code: str, reason: str, message: str, most_tries: float = 1, retry_after: float = 0.0) -> Fault:
+    return Fault(errors.make(code, reason, message), most_tries, retry_after)

@@ -6,13 +6,12 @@ from typing import Any, Callable, Dict, List, Tuple, TypeVar
 
 from ckptd import errors
 from ckptd._roots import parallel
-from ckptd._roots.bucket.faults import RAISED, Fault, Passes, fault_of
+from ckptd._roots.bucket.faults import RAISED, Fault, fault_of
 
 # As storage/object/s3_store.cc.
 _LIMIT_SECONDS = 60.0  # For one read with all of its tries. No try begins after it.
 _LEAST_BYTES_PER_SECOND = 16 << 10  # A try may take longer by what its bytes need on the slowest link of use.
 _FIRST_DELAY, _LONGEST_DELAY = 0.1, 5.0
-_DOUBTFUL_TRIES = 3
 _PIECE = 64 << 10  # Between two looks at the clock.
 
 _Result = TypeVar("_Result")
@@ -30,7 +29,7 @@ class Store:
     """Thread-safe. Calls block, and raise:
 
     - errors.NotFound: NO_OBJECT, NO_BUCKET.
-    - errors.Unavailable: no success in time (STORE_TIMEOUT); no server of S3 answers (CORRUPT_TRANSFER).
+    - errors.Unavailable: no success in time (STORE_TIMEOUT).
     - errors.Refused: STORE_DENIED, STORE_REFUSED, NO_CREDENTIALS.
     """
 
@@ -122,7 +121,7 @@ class Store:
 
     def _wait(self, what: str, fault: Fault, tries: int, deadline: float) -> None:
         """Waits before the next try. Raises if there is none."""
-        if fault.passes is Passes.NO or (fault.passes is Passes.PERHAPS and tries >= _DOUBTFUL_TRIES):
+        if tries >= fault.most_tries:
             raise fault.error
         longest = min(_FIRST_DELAY * 2 ** min(tries - 1, 10), _LONGEST_DELAY)
         delay = fault.retry_after or random.uniform(longest / 2, longest)
