@@ -15,13 +15,14 @@ from torch.futures import Future
 from ckptd import errors
 from ckptd._checkpoint_paths import is_in_root, manifest_missing, warn_unverified
 from ckptd._paths import open_regular
+from ckptd._roots.bucket.url import is_bucket_url
 from ckptd._torch.reading import key_prefix
 from ckptd.dcp import _directory, _names
 from ckptd.dcp._hugging_face import safetensors
 from ckptd.dcp._metadata import CheckedPlanner, check_object, load_metadata
 from ckptd.dcp._process import MEET_SECONDS, Place, place_of, process
 from ckptd.dcp._slices import SliceReader
-from ckptd.restore import Checkpoint
+from ckptd.restore import Checkpoint, open_root
 
 
 class Reader(StorageReader):
@@ -33,7 +34,8 @@ class Reader(StorageReader):
     formats: DCP's own, and safetensors files.
 
     Args:
-        path (str or os.PathLike): the checkpoint's directory. ``checkpoint_id`` of the call replaces it.
+        path (str or os.PathLike): the checkpoint's directory, or ``s3://BUCKET/PREFIX/TAG``, which is read without a daemon
+            and needs ``pip install ckptd[s3]``. ``checkpoint_id`` of the call replaces it.
         thread_count (int): as of DCP's ``HuggingFaceStorageReader``, which it is given to for safetensors files that ckptd has
             not written. Default: 1
         daemon (bool): ``False`` reads the disk, without a daemon. Default: ``True``
@@ -49,7 +51,7 @@ class Reader(StorageReader):
 
     def __init__(self, path: "str | os.PathLike[str]", _extension_registry: Any = None, *, thread_count: int = 1, daemon: bool = True) -> None:
         super().__init__()
-        self._place = place_of(path)
+        self._place = _place_to_read(path)
         self._registry = _extension_registry
         self._thread_count = thread_count
         self._use_daemon = daemon
@@ -61,7 +63,7 @@ class Reader(StorageReader):
     def reset(self, checkpoint_id: "str | os.PathLike[str] | None" = None) -> None:
         """Begins another load; of ``checkpoint_id``, if that is given."""
         if checkpoint_id:
-            self._place = place_of(checkpoint_id)
+            self._place = _place_to_read(checkpoint_id)
         self._close()
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
@@ -72,11 +74,14 @@ class Reader(StorageReader):
             return Metadata({})
         try:
             return self._open_and_read(*args, **kwargs)
-        except (errors.Corrupt, errors.Refused) as error:
-            self._failed = error
+        except errors.CkptdError as error:
+            if error.reason != "UNKNOWN_FILE":  # Otherwise each rank may have metadata of its own.
+                self._failed = error
             raise
 
     def _open_and_read(self, *args: Any, **kwargs: Any) -> Metadata:
+        if self._checkpoint is None and is_bucket_url(self._place.root):
+            self._checkpoint = open_root(self._place.root).open(self._place.tag)
         if self._checkpoint is None and self._stock is None:
             together = _names.members_of_load()
             if len(together) > 1 and self._use_daemon:
@@ -138,7 +143,7 @@ class Reader(StorageReader):
 
     @property
     def checkpoint_id(self) -> str:
-        """The absolute path of the checkpoint."""
+        """The absolute path, or the URL, of the checkpoint."""
         return self._place.path
 
     def _stock_reader(self, path: str) -> FileSystemReader:
@@ -189,6 +194,15 @@ class Reader(StorageReader):
 
     def __repr__(self) -> str:
         return f"<ckptd.dcp.Reader {self._place.path}>"
+
+
+def _place_to_read(checkpoint_id: "str | os.PathLike[str]") -> Place:
+    """Returns the place of a checkpoint; if it is in a bucket, that of its URL."""
+    text = os.fspath(checkpoint_id)
+    if not is_bucket_url(text):
+        return place_of(text)
+    root, _, tag = text.rstrip("/").rpartition("/")
+    return Place(root, tag)
 
 
 def _check_prefix(planner: Any, metadata: Metadata, place: Place) -> None:
