@@ -256,7 +256,7 @@ def test_tag_that_is_saved_again_while_it_is_open_is_no_longer_read(whole: Copie
         for name in ("big", "e"):
             if name == "e":
                 whole.delete("step_2/e")
-            with pytest.raises(ckptd.NotFound, match="step_2 was removed while it was being read") as caught:
+            with pytest.raises(ckptd.NotFound, match="step_2 was replaced by another one while it was being read") as caught:
                 checkpoint.read(name)
             assert caught.value.reason == "NO_CHECKPOINT"
     with whole.root().open("step_2") as checkpoint:

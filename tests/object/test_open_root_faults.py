@@ -179,6 +179,7 @@ def test_missing_credentials_are_told(copies: Copies, monkeypatch: pytest.Monkey
         ("CKPTD_S3_ADDRESSING_STYLE", "vhost", "must be path or virtual"),
         ("AWS_PROFILE", "nobody", "nobody"),
         ("AWS_REGION", "not a region", "not a region"),
+        ("AWS_CA_BUNDLE", "/no/such/file", "there is no /no/such/file"),
     ],
 )
 @with_moto

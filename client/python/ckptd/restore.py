@@ -477,7 +477,7 @@ def _open_local(directory: int, info: CheckpointInfo) -> Optional[LocalFiles]:
 class Root:
     """A root that is read without a daemon: no rank, no attempt, no lease. From :func:`open_root`.
 
-    Without a lease, retention may remove a checkpoint while it is being read: ``NotFound``.
+    Without a lease, retention may remove a checkpoint, or a save replace it, while it is being read: ``NotFound``.
 
     Attributes:
         path (str): the absolute path of the root, or the URL of the bucket.

@@ -121,7 +121,13 @@ class BucketFiles:
             head, _ = self._store.read_start(self._base + MANIFEST, HEAD_BYTES)
         except errors.NotFound as error:
             return removed_while_read(self._tag) if error.reason == "NO_OBJECT" else error
-        return damage if head == self._head else removed_while_read(self._tag)
+        if head == self._head:
+            return damage
+        return errors.NotFound(
+            f"the checkpoint {self._tag} was replaced by another one while it was being read; open it again",
+            reason="NO_CHECKPOINT",
+            tag=self._tag,
+        )
 
 
 def _check_tag(summary: Any, tag: str, what: str) -> None:

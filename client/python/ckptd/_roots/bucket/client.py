@@ -41,6 +41,9 @@ def make_client(bucket: str) -> Any:
         session = botocore.session.Session(session_vars=_session_variables())
         profile = session.get_scoped_config()
         endpoint = _first("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL") or profile.get("endpoint_url") or None
+        ca_file = _first("AWS_CA_BUNDLE") or profile.get("ca_bundle")
+        if ca_file and not os.path.exists(ca_file):
+            raise errors.invalid(f"there is no {ca_file}, which AWS_CA_BUNDLE or ca_bundle of the profile names")
         return session.create_client(
             "s3",
             region_name=_first("AWS_REGION", "AWS_DEFAULT_REGION") or profile.get("region") or "us-east-1",
@@ -77,4 +80,4 @@ def _addressing_style(endpoint: Any) -> str:
 
 
 def _how_to_install(bucket: str, why: str) -> str:
-    return f"s3://{bucket} is read with botocore, which cannot be used here ({why}): pip install 'ckptd[s3]'"
+    return f"s3://{bucket} is read with botocore, which cannot be used here ({why}): pip install 'ckptd[s3]', or 'botocore>=1.36'"
