@@ -12,7 +12,7 @@ import ckptd
 import pytest
 import torch
 from bucket_copies import MANIFEST, Copies, requests_of
-from bucket_servers import BucketServer, with_moto
+from bucket_servers import BUCKET, BucketServer, with_moto
 from checkpoint_files import CHUNK, encode_manifest, flip, saved, write_checkpoint
 from ckptd._roots.bucket import bucket_file
 from ckptd._wire.protocol import storage
@@ -51,6 +51,31 @@ def test_list_and_latest_are_those_of_a_directory_with_the_same_checkpoints(whol
     assert ckptd.open_root(f"{whole.url}/").list() == here.list()
     with there.open("step_1") as checkpoint:
         assert checkpoint.info == here.list()[1] and checkpoint.read("note.txt") == b"one"
+
+
+def test_list_has_what_comes_in_several_pages(whole: Copies, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = whole.root()
+    s3: Any = root._place
+    list_page = s3._store._client.list_objects_v2
+    pages = []
+
+    def list_one(**arguments: Any) -> Any:
+        pages.append(list_page(MaxKeys=1, **arguments))
+        return pages[-1]
+
+    monkeypatch.setattr(s3._store._client, "list_objects_v2", list_one)
+    assert [info.tag for info in root.list()] == ["step_2", "step_1"] and len(pages) >= 2
+
+
+def test_checkpoint_may_lie_in_the_bucket_itself(whole: Copies) -> None:
+    tag = f"top-{whole.prefix}"
+    write_checkpoint(whole.folder, tag, 3, {"note.txt": b"top"})
+    for name in ("note.txt", MANIFEST):
+        whole.s3.put_object(Bucket=BUCKET, Key=f"{tag}/{name}", Body=(whole.folder / tag / name).read_bytes())
+    root = ckptd.open_root(f"s3://{BUCKET}")
+    with root.open(tag) as checkpoint:
+        assert checkpoint.read("note.txt") == b"top"
+    assert tag in [info.tag for info in root.list()]
 
 
 def test_empty_prefix_has_no_checkpoint(copies: Copies) -> None:

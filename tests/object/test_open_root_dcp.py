@@ -63,6 +63,8 @@ def test_dcp_loads_what_was_saved_and_names_what_is_wrong(copies: Copies) -> Non
     dcp.load(state, checkpoint_id=f"{url}/", storage_reader=ckptd.dcp.Reader(copies.folder / "other"))
     assert torch.equal(state["w"], expected()["w"])
 
+    with pytest.raises(ckptd.Refused, match="names no checkpoint"):
+        ckptd.dcp.Reader("s3://bucket")
     missing = error_of_load(f"{copies.url}/step_5")
     assert isinstance(missing, ckptd.NotFound) and missing.reason == "NO_CHECKPOINT"
     with copies.root().open() as checkpoint:

@@ -197,7 +197,7 @@ def test_settings_have_the_names_that_ckptctl_knows(
     copies: Copies, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = copies.server
-    (tmp_path / "config").write_text(f"[profile there]\nendpoint_url = {server.endpoint}\nregion = us-east-1\n")
+    (tmp_path / "config").write_text(f"[profile there]\nendpoint_url = {server.endpoint}/\nregion = us-east-1\n")
     (tmp_path / "credentials").write_text(
         f"[there]\naws_access_key_id = {server.access_key}\naws_secret_access_key = {server.secret_key}\n"
     )

@@ -202,6 +202,8 @@ def _place_to_read(checkpoint_id: "str | os.PathLike[str]") -> Place:
     if not is_bucket_url(text):
         return place_of(text)
     root, _, tag = text.rstrip("/").rpartition("/")
+    if not is_bucket_url(root):
+        raise errors.invalid(f'the checkpoint id is "{text}", which names no checkpoint: s3://BUCKET/PREFIX/TAG')
     return Place(root, tag)
 
 

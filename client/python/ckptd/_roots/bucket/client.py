@@ -40,14 +40,14 @@ def make_client(bucket: str) -> Any:
     try:
         session = botocore.session.Session(session_vars=_session_variables())
         profile = session.get_scoped_config()
-        endpoint = _first("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL") or profile.get("endpoint_url") or None
+        endpoint = (_first("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL") or profile.get("endpoint_url", "")).rstrip("/")
         ca_file = _first("AWS_CA_BUNDLE") or profile.get("ca_bundle")
         if ca_file and not os.path.exists(ca_file):
             raise errors.invalid(f"there is no {ca_file}, which AWS_CA_BUNDLE or ca_bundle of the profile names")
         return session.create_client(
             "s3",
             region_name=_first("AWS_REGION", "AWS_DEFAULT_REGION") or profile.get("region") or "us-east-1",
-            endpoint_url=_checked(endpoint),
+            endpoint_url=_checked(endpoint) or None,
             config=config.merge(Config(s3={"addressing_style": _addressing_style(endpoint)})),
         )
     except (botocore.exceptions.BotoCoreError, ValueError) as error:
@@ -64,15 +64,15 @@ def _first(*names: str) -> str:
     return next((os.environ[name] for name in names if os.environ.get(name)), "")
 
 
-def _checked(endpoint: Any) -> Any:
-    if endpoint is not None and not endpoint.startswith(("http://", "https://")):
+def _checked(endpoint: str) -> str:
+    if endpoint and not endpoint.startswith(("http://", "https://")):
         raise errors.invalid(
             f'the endpoint of S3 is "{endpoint}", and must begin with http:// or https:// (AWS_ENDPOINT_URL_S3)'
         )
     return endpoint
 
 
-def _addressing_style(endpoint: Any) -> str:
+def _addressing_style(endpoint: str) -> str:
     style = _first("CKPTD_S3_ADDRESSING_STYLE")
     if style not in ("", "path", "virtual"):
         raise errors.invalid(f'CKPTD_S3_ADDRESSING_STYLE is "{style}", and must be path or virtual')
