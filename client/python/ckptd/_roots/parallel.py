@@ -64,8 +64,9 @@ class _Pool:
             threading.Thread(target=self._run, name="ckptd-bucket", daemon=True).start()
 
     def end(self) -> None:
-        """Returns when no thread works, and none will. So does an interrupt, which may come at any time, also while a
-        thread is being started: they would write to memory that is no longer theirs.
+        """Returns when no thread works, and none will: they would write to memory that is no longer theirs.
+
+        An interrupt waits for that, too. It may come at any time, also while a thread is being started.
         """
         interrupt: Optional[BaseException] = None
         while True:

@@ -83,7 +83,7 @@ class BucketFiles:
     """
 
     def __init__(self, store: Any, base: str, tag: str, place: str) -> None:
-        """Raises as Place.open(). base: the begin of its keys."""
+        """Raises as Place.open(). base: what its keys begin with."""
         self._store = store
         self._base = base
         self._tag = tag

@@ -46,7 +46,7 @@ class Store:
         return size
 
     def read_start(self, key: str, most: int) -> Tuple[bytes, int]:
-        """Returns at most `most` bytes from the begin of an object, and its size."""
+        """Returns at most `most` bytes from the beginning of an object, and its size."""
         try:
             data, size = self._read(key, f"bytes=0-{most - 1}", lambda length: memoryview(bytearray(length)))
         except ShortObject as short:  # It is empty.
