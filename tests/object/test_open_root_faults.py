@@ -6,6 +6,8 @@ import os
 import pathlib
 import random
 import signal
+import ssl
+import subprocess
 import threading
 import time
 from typing import Callable, Iterator
@@ -190,6 +192,25 @@ def test_setting_that_cannot_be_used_is_refused(
     with pytest.raises(ckptd.Refused, match=said) as caught:
         copies.root()
     assert caught.value.reason == "INVALID_ARGUMENT"
+
+
+@with_moto
+def test_certificate_that_is_not_trusted_is_told_and_one_of_the_bundle_is_trusted(
+    copies: Copies, proxy: FaultProxy, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key, certificate = str(tmp_path / "key.pem"), str(tmp_path / "certificate.pem")
+    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=test".split()
+    more = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", certificate]
+    subprocess.run([*command, *more], check=True, capture_output=True, timeout=60)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    proxy._http.socket = context.wrap_socket(proxy._http.socket, server_side=True)
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", proxy.endpoint.replace("http:", "https:"))
+    with pytest.raises(ckptd.Refused, match="AWS_CA_BUNDLE") as caught:
+        copies.root().latest()
+    assert caught.value.reason == "STORE_REFUSED"
+    monkeypatch.setenv("AWS_CA_BUNDLE", certificate)
+    assert read_all(copies) == BIG
 
 
 @with_moto
