@@ -484,17 +484,18 @@ void Uploads::Continue(Run* run) {
   DropLost(run);
   UploadRecord& record = state.record;
   if (record.waiting().empty()) {
-    if (!record.obsolete().empty()) Remove(run, UploadedCheckpoint(record.obsolete(0)));
+    if (!record.obsolete().empty()) RemoveWhenStored(run, UploadedCheckpoint(record.obsolete(0)));
     return;
   }
   const UploadedCheckpoint next = record.waiting(0);
   // What this run has left there under the same tag goes first: a tag has one checkpoint.
   for (int i = record.uploaded_size() - 1; i >= 0; --i) {
-    if (record.uploaded(i).tag() == next.tag())
-      Move(*record.mutable_uploaded(), i, *record.mutable_obsolete());
+    if (record.uploaded(i).tag() != next.tag()) continue;
+    Move(*record.mutable_uploaded(), i, *record.mutable_obsolete());
+    Store(run, /*now=*/true);
   }
   for (const UploadedCheckpoint& obsolete : record.obsolete()) {
-    if (obsolete.tag() == next.tag()) return Remove(run, UploadedCheckpoint(obsolete));
+    if (obsolete.tag() == next.tag()) return RemoveWhenStored(run, UploadedCheckpoint(obsolete));
   }
   Upload(run, next);
 }
@@ -578,6 +579,12 @@ void Uploads::OnUploaded(Run* run, const UploadedCheckpoint& what, const absl::S
   Continue(run);
 }
 
+void Uploads::RemoveWhenStored(Run* run, const UploadedCheckpoint& next) {
+  const State& state = states_.Of(run);
+  if (IsShared(*run) || state.stored == state.changes) return Remove(run, next);
+  if (state.writes == 0 && clock_->Now() >= state.write_again_at) Store(run, /*now=*/true);
+}
+
 void Uploads::Remove(Run* run, const UploadedCheckpoint& next) {
   State& state = states_.Of(run);
   state.is_busy = true;
@@ -640,16 +647,20 @@ void Uploads::Store(Run* run, bool now) {
     return Write(run);
   }
   run->ledger->SetUploads(state.record);
+  ++state.changes;
   if (!now) return;
   ++state.writes;
-  run->ledger->WriteHistory([this, run, stored = state.unwritten](const absl::Status& written) {
-    State& after = states_.Of(run);
-    --after.writes;
-    after.write_again_at = clock_->Now() + kFirstPause;
-    if (!written.ok()) return;  // OnTick writes again what retention waits for.
-    for (int64_t sequence : stored) after.unwritten.erase(sequence);
-    hooks_.released(run);
-  });
+  run->ledger->WriteHistory(
+      [this, run, stored = state.unwritten, changes = state.changes](const absl::Status& written) {
+        State& after = states_.Of(run);
+        --after.writes;
+        after.write_again_at = clock_->Now() + kFirstPause;
+        if (!written.ok()) return;  // OnTick writes again what retention, or a removal, waits for.
+        after.stored = std::max(after.stored, changes);
+        for (int64_t sequence : stored) after.unwritten.erase(sequence);
+        hooks_.released(run);
+        Continue(run);
+      });
 }
 
 // ---- waiting and looking

@@ -138,6 +138,7 @@ class Uploads {
     std::set<int64_t> unwritten;
     int writes = 0;  // Of the record, under way.
     Instant write_again_at{};
+    int64_t changes = 0, stored = 0;  // Of the record, on one node: all, and those that are on disk.
     std::vector<Waiter> waiters;
     Term term;
   };
@@ -171,6 +172,8 @@ class Uploads {
   void DropLost(Run* run);
   void Drop(Run* run, int index, const std::string& why, bool replaced = false);
   void Upload(Run* run, const storage::v1::UploadedCheckpoint& next);
+  // Once it is on disk that the checkpoint goes: the next daemon would show as uploaded what is there no more.
+  void RemoveWhenStored(Run* run, const storage::v1::UploadedCheckpoint& next);
   void Remove(Run* run, const storage::v1::UploadedCheckpoint& next);
   void OnUploaded(Run* run, const storage::v1::UploadedCheckpoint& what, const absl::StatusOr<int64_t>& sent);
   void OnRemoved(Run* run, const storage::v1::UploadedCheckpoint& what, const absl::Status& removed);

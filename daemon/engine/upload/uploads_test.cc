@@ -132,6 +132,7 @@ TEST_F(UploadsTest, KnowsWhatDaemonsHaveUploadedAgainAfterTheRootWasLost) {
   CommitNext(10);
   Tick();
   io_->EndUpload(100);
+  RunCallbacks();
   ASSERT_THAT(io_->removals, SizeIs(1));
   EXPECT_EQ(io_->removals[0].checkpoint.sequence(), 7) << "the oldest goes first";
 }
@@ -251,6 +252,7 @@ TEST_F(UploadsTest, KeepLastRemovesTheOldestFromTheBucket) {
   for (int64_t sequence = 1; sequence <= 3; ++sequence) CommitNext(sequence);
   Tick();
   for (int i = 0; i < 3; ++i) io_->EndUpload(100);
+  RunCallbacks();
   ASSERT_THAT(io_->removals, SizeIs(1));
   EXPECT_EQ(io_->removals.front().checkpoint.sequence(), 1);
   io_->EndRemoval(absl::OkStatus());
@@ -268,6 +270,7 @@ TEST_F(UploadsTest, KeepLastKeepsTheNewestOfSavesThatWereCommittedInAnotherOrder
     io_->EndUpload(100);
   }
   Tick();
+  RunCallbacks();
   ASSERT_EQ(io_->removals.size(), 1u);
   EXPECT_EQ(io_->removals.front().checkpoint.sequence(), 1);
 }
@@ -289,6 +292,7 @@ TEST_F(UploadsTest, AListOfTheBucketDoesNotChangeTheOrderOfWhatIsKnown) {
   Tick();
   io_->EndUpload(100);
   Tick();
+  RunCallbacks();
   ASSERT_EQ(io_->removals.size(), 1u);
   EXPECT_EQ(io_->removals.front().checkpoint.sequence(), 1);
 }
@@ -301,9 +305,11 @@ TEST_F(UploadsTest, RemovalGoesOnAfterARestart) {
   io_->EndUpload(100);
   io_->EndUpload(100);
   RunCallbacks();
+  RunCallbacks();
   ASSERT_THAT(io_->removals, SizeIs(1));
   Restart();
   Tick();
+  RunCallbacks();
   ASSERT_THAT(io_->removals, SizeIs(1));
   EXPECT_EQ(io_->removals.front().checkpoint.sequence(), 1);
 }
@@ -321,6 +327,7 @@ TEST_F(UploadsTest, AResaveReplacesWhatWasUploadedUnderItsTag) {
   uploads_.OnCommitted(run_, again.summary);
   Tick();
   EXPECT_THAT(Asked(), IsEmpty()) << "the old one goes first";
+  RunCallbacks();
   ASSERT_THAT(io_->removals, SizeIs(1));
   io_->EndRemoval(absl::OkStatus());
   EXPECT_THAT(Asked(), ElementsAre(7));
@@ -404,15 +411,32 @@ TEST_F(UploadsTest, ACheckpointThatIsWholeInTheBucketCountsThoughItsUploadGotNoA
   EXPECT_THAT(Asked(), ElementsAre(2));
   io_->EndUpload(100);
   Tick();
+  RunCallbacks();
   ASSERT_EQ(io_->removals.size(), 1u);
   EXPECT_TRUE(io_->removals.front().checkpoint.given_up());
   io_->EndRemoval(MakeError(absl::StatusCode::kAlreadyExists, "OBJECT_EXISTS", "s1 is whole there"));
   Tick();
+  RunCallbacks();
   ASSERT_EQ(io_->removals.size(), 1u) << "keep_last removes it as one of two";
   EXPECT_EQ(io_->removals.front().checkpoint.sequence(), 1);
   EXPECT_FALSE(io_->removals.front().checkpoint.given_up());
   io_->EndRemoval(absl::OkStatus());
   EXPECT_EQ(Described(2).state(), v1::CheckpointUpload::DONE);
+}
+
+TEST_F(UploadsTest, RemovesNothingBeforeItIsOnDiskThatItGoes) {
+  SetPolicy(1, /*keep_last=*/1);
+  CommitNext(1);
+  Tick();
+  io_->EndUpload(100);
+  CommitNext(2);
+  Tick();
+  io_->EndUpload(100);  // The write of the record has begun.
+  uploads_.OnTick(run_, clock_.Now());
+  EXPECT_TRUE(io_->removals.empty()) << "a daemon that starts now would show s1 as uploaded";
+  Tick();
+  Tick();
+  EXPECT_EQ(io_->removals.size(), 1u);
 }
 
 TEST_F(UploadsTest, WaitAnswersWhenTheCheckpointIsInTheBucket) {
