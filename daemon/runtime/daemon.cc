@@ -430,6 +430,17 @@ absl::StatusOr<RootAccess> Daemon::OpenRoot(RootToOpen root) {
   UniqueFd directory(::fcntl(root.directory.get(), F_DUPFD_CLOEXEC, 3));
   if (!directory) return ErrnoError(errno, absl::StrCat("duplicating the descriptor of ", root.path));
   std::unique_ptr<UploadIo> uploads = uploads_->ForRoot(std::move(directory), root.user);
+  // A job in another mount namespace: its directory may be the one that the nodes share, reached through another mount,
+  // and this daemon would use it as a root of its own.
+  if (shared_roots_ != nullptr && root.own_path.empty() && shared_roots_->IsShared(root.path)) {
+    return MakeError(
+        absl::StatusCode::kFailedPrecondition, "ROOT_UNSUITABLE",
+        absl::StrCat(
+            "the directory ", root.path,
+            " of the job is another one than this daemon has at that path, which is in "
+            "cluster.shared_folders: mount the shared file system once on the node, for the daemon and for "
+            "jobs in containers, or give the job's directory another path"));
+  }
   if (shared_roots_ != nullptr && shared_roots_->IsShared(root.own_path)) {
     CKPTD_ASSIGN_OR_RETURN(std::unique_ptr<SharedFilesIo> files,
                            root_ios_->MakeShared(std::move(root.directory), std::move(root.user),

@@ -6,13 +6,14 @@ import pathlib
 import socket
 import ssl
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from harness import ckptctl, until
+from harness import TIMEOUT, ckptctl, until
 
 
 def _start_node(daemon: Any, cluster: str) -> Any:
@@ -79,3 +80,14 @@ def test_certificate_that_no_authority_has_signed_names_the_setting(daemon: Any,
 def test_etcd_that_does_not_run_is_told_in_few_words(daemon: Any) -> None:
     _start_node(daemon, 'etcd_endpoints: "http://127.0.0.1:9"')
     until(lambda: "127.0.0.1:9 (Connection refused)" in _status(daemon), "the cause in the status")
+
+
+def test_root_in_a_shared_folder_that_the_job_has_mounted_itself_is_refused(daemon: Any) -> None:
+    folder = daemon.folder / "shared"
+    folder.mkdir()
+    _start_node(daemon, f'etcd_endpoints: "http://127.0.0.1:9" shared_folders: "{folder}"')
+    opens = f"import ckptd; ckptd.connect({daemon.endpoint!r}).open({str(folder / 'run')!r})._access"
+    script = f'mount -t tmpfs none {folder} && mkdir {folder}/run && exec "$0" -c "$1"'
+    job = ["unshare", "--mount", "--propagation=private", "sh", "-c", script, sys.executable, opens]
+    refused = subprocess.run(job, capture_output=True, text=True, timeout=TIMEOUT)
+    assert "another one than this daemon has at that path" in refused.stderr, refused.stderr
