@@ -207,6 +207,24 @@ void Oracle::MarkedDamaged(int run, int64_t sequence) {
   Violated(absl::StrCat("sequence ", sequence, " of run ", run, " is marked as damaged, which nobody found"));
 }
 
+void Oracle::RootLost(int run, int64_t newest) {
+  Run& before = runs_[run];
+  Run after;
+  after.kept = before.kept;
+  after.every_steps = before.every_steps;
+  after.newest_reported = newest;
+  after.published.insert(newest);
+  before = std::move(after);
+  // Attempts are counted from 1 again. What the ranks have sealed still counts for those who read it.
+  std::map<SaveName, Save> kept;
+  for (auto& [name, save] : saves_) {
+    SaveName renamed = name;
+    if (name.run == run) renamed.attempt = -name.attempt;
+    kept.emplace(renamed, std::move(save));
+  }
+  saves_ = std::move(kept);
+}
+
 // ---- Saves
 
 void Oracle::BeginSent(const SaveName& save) {

@@ -72,6 +72,10 @@ class Oracle {
     RequestSent(run, attempt);
   }
   void ToldFenced(int run, int64_t attempt);
+  // The root is lost, with all that is known of its run; the bucket has this checkpoint, which is to be the next that an
+  // attempt resumes from. 0: it has none.
+  void RootLost(int run, int64_t newest);
+  bool HasResumedAfterLoss(int run) { return !runs_[run].resumed.empty(); }
   // A daemon has made the process a rank of the attempt. If an earlier daemon had made another process this
   // rank, and no Begin or Resume of that process took effect, no record has that process, and no save began
   // for it. Answers to it then prove nothing about the saves of the new process, which may have the same

@@ -25,7 +25,7 @@ constexpr const char* kNames[kOperationKinds] = {
 constexpr int kChosenKinds = static_cast<int>(OperationKind::kAdopt) + 1;
 
 // Random streams of features that were added later, so that the histories of other seeds stay the same.
-constexpr uint64_t kChangesStream = 11, kModelsStream = 12;
+constexpr uint64_t kChangesStream = 11, kModelsStream = 12, kUploadsStream = 13;
 
 bool ByTime(const Operation& a, const Operation& b) { return a.at < b.at; }
 
@@ -43,6 +43,18 @@ void AddChangesOfOthers(Plan* plan) {
                                 random.Next(), random.Next()});
   }
   std::stable_sort(plan->operations.begin(), plan->operations.end(), ByTime);
+}
+
+void AddUploads(Plan* plan) {
+  Random random(Mix(plan->seed, kUploadsStream));
+  if (!random.Percent(35)) return;
+  UploadPlan& uploads = plan->uploads;
+  uploads.every = random.Percent(70) ? 1 : static_cast<int>(random.Between(2, 4));
+  if (random.Percent(70)) uploads.keep_last = static_cast<int>(random.Between(1, 4));
+  uploads.evict_before_upload = random.Percent(15);
+  uploads.restore = random.Percent(60);
+  if (random.Percent(60)) uploads.faults = static_cast<int>(random.Between(1, 40));
+  uploads.needs_room = plan->small_disk;
 }
 
 }  // namespace
@@ -92,6 +104,12 @@ std::string Plan::ToString() const {
   percent(damage, "damage");
   percent(maps, "maps");
   if (foreign > 0) absl::StrAppend(&words, ", foreign ", foreign);
+  if (uploads.every > 0) {
+    absl::StrAppend(&words, ", every ", uploads.every, " uploaded, ", uploads.keep_last, " stay, ",
+                    uploads.faults, " % bucket faults");
+    add(uploads.restore, "restores");
+    add(uploads.evict_before_upload, "evicts before the upload");
+  }
   return words;
 }
 
@@ -184,6 +202,7 @@ Plan PlanOf(uint64_t seed) {
     std::stable_sort(plan.operations.begin(), plan.operations.end(), ByTime);
   }
   AddChangesOfOthers(&plan);
+  AddUploads(&plan);
   return plan;
 }
 

@@ -52,6 +52,16 @@ struct Operation {
   std::string ToString() const;
 };
 
+// The copies in a bucket of a run's checkpoints.
+struct UploadPlan {
+  int every = 0;  // As in UploadPolicy; so are the next two. 0: nothing is uploaded.
+  int keep_last = 0;
+  bool evict_before_upload = false;
+  bool restore = false;     // Resumes ask the bucket, too.
+  int faults = 0;           // Percentage of calls that fail, while faults are on.
+  bool needs_room = false;  // The disk is so small that saves may need the room of what waits.
+};
+
 struct Plan {
   uint64_t seed = 0;
   int runs = 1;         // Roots of well-behaved jobs.
@@ -73,8 +83,9 @@ struct Plan {
   int foreign = 0;  // Checkpoints of another program that each root starts with.
   int maps = 0;     // Percentage of readers that map checkpoints from memory.
   bool models =
-      false;       // Some launches have another model: they cannot resume, and save a state of their own.
-  int damage = 0;  // Percentage of resuming readers that report damage.
+      false;           // Some launches have another model: they cannot resume, and save a state of their own.
+  int damage = 0;      // Percentage of resuming readers that report damage.
+  UploadPlan uploads;  // Of each run.
   Duration length{};
   std::vector<Operation> operations;  // Sorted by time.
 

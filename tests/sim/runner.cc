@@ -17,6 +17,8 @@ std::string Report(uint64_t seed, const Result& result) {
        {&Plan::growing, &Plan::skip, &Plan::supersede, &Plan::resaves, &Plan::grpc_only, &Plan::overlap,
         &Plan::conflicts, &Plan::short_timeouts, &Plan::shared, &Plan::users, &Plan::hostile})
     simplifications.push_back([choice](Plan& plan) { plan.*choice = false; });
+  simplifications.push_back([](Plan& plan) { plan.uploads.faults = 0; });
+  simplifications.push_back([](Plan& plan) { plan.uploads = {}; });
   return ReportCase<Plan>(PlanOf(seed), result, "//tests/sim:soak", RunPlan, simplifications);
 }
 

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "storage/base/errors.h"
+#include "tests/sim/sim_bucket.h"
 #include "tests/sim/sim_disk_inl.h"
 
 namespace ckptd::sim {
@@ -140,6 +141,16 @@ bool SimDisk::RemoveCkptdFolder() {
   return has_something;
 }
 
+void SimDisk::Lose() {
+  tags_.clear();
+  foreign_.clear();
+  inflight_.clear();
+  trash_.clear();
+  evicted_.clear();
+  unseen_.clear();
+  record_.Clear();
+}
+
 Duration SimDisk::Latency(Duration shortest, Duration longest) {
   Duration latency = random_.Spread(shortest, longest);
   if (Hits(faults_.slow)) latency += random_.Spread(milliseconds(20), seconds(4));
@@ -164,6 +175,7 @@ absl::Status SimDisk::Rename(InflightDir& dir) {
   dir.found.summary.set_size_bytes(dir.found.bytes);
   tags_[dir.tag] = dir.found;
   oracle_->Published(run_, dir.found.summary, dir.found.contents);
+  if (bucket_ != nullptr) bucket_->OnPublished(dir.tag, dir.sequence);
   return absl::OkStatus();
 }
 

@@ -44,6 +44,7 @@ struct DiskFaults {
   int read = 0;  // EIO of queries: opening the root, its free bytes, whether a tag may be used.
 };
 
+class SimBucket;
 class SimDisk;
 
 // A file system. Roots on the same volume share its space.
@@ -69,6 +70,10 @@ class SimDisk {
   SimDisk& operator=(const SimDisk&) = delete;
 
   int run() const { return run_; }
+  // That of the run's uploads. Null: nothing is uploaded.
+  void SetBucket(SimBucket* bucket) { bucket_ = bucket; }
+  // The disk is replaced by an empty one. No daemon has it open.
+  void Lose();
   void EndFaults() { faulty_ = false; }
   // An operation that begins before `until` ends no earlier than `until`.
   void HangUntil(Instant until) { hangs_until_ = until; }
@@ -101,6 +106,7 @@ class SimDisk {
   bool HasBytes(const std::string& tag, int64_t sequence) const;
 
  private:
+  friend class SimBucket;
   friend class SimRootIo;
 
   struct Generation {
@@ -151,6 +157,7 @@ class SimDisk {
   Random random_;
   Schedule* const schedule_;
   Oracle* const oracle_;
+  SimBucket* bucket_ = nullptr;
   bool faulty_ = true;
   Instant hangs_until_, locked_until_;
 

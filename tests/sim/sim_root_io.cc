@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "storage/base/errors.h"
+#include "tests/sim/sim_bucket.h"
 #include "tests/sim/sim_disk.h"
 #include "tests/sim/sim_disk_inl.h"
 
@@ -283,6 +284,7 @@ void SimRootIo::Evict(std::string tag, int64_t sequence, Callback<absl::Status> 
           if (!other.second.damage) left.push_back(other.second.summary.sequence());
         }
         disk_->oracle_->Evicted(disk_->run_, evicted.summary, left, evicted.pinned);
+        if (disk_->bucket_ != nullptr) disk_->bucket_->OnEvicted(evicted, disk_->record_.uploads());
         if (!fails) return absl::OkStatus();
         latched_ = true;
         return Eio("syncing the root");

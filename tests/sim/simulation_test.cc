@@ -46,6 +46,8 @@ TEST(SimulationTest, KeepsEveryPromiseForEverySeed) {
                            "removed .ckptd",
                            "another model",
                            "suspect parts",
+                           "uploaded",
+                           "resumed from a bucket",
                            "resume of suspect ones alone",
                            "adopt ADOPTED ",
                            "adopt REFUSED ADOPT_ORDER"}) {
@@ -57,8 +59,9 @@ TEST(SimulationTest, KeepsEveryPromiseForEverySeed) {
 TEST(SimulationTest, KeepsEveryPromiseForSeedsThatFailedOnce) {
   for (const uint64_t seed :
        {uint64_t{984}, uint64_t{242547348640118}, uint64_t{1336030266085738}, uint64_t{1640427935280838},
-        uint64_t{1914422378277570}, uint64_t{2165534812640086}, uint64_t{2851917678728132},
-        uint64_t{4143069040171359}, uint64_t{4212448710323158}}) {
+        uint64_t{1652815908433246}, uint64_t{3819074629189622}, uint64_t{1914422378277570},
+        uint64_t{2165534812640086}, uint64_t{2851917678728132}, uint64_t{4143069040171359},
+        uint64_t{4212448710323158}}) {
     const Result result = RunPlan(PlanOf(seed));
     EXPECT_EQ(result.violation, "") << Report(seed, result);
   }

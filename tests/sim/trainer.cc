@@ -107,6 +107,15 @@ void Trainer::Join() {
   request.set_job(launch_->id);
   // Otherwise it waits for the end of the other launch.
   request.set_takeover((launch_->seed % 4 != 0 && !launch_->other_model) || world_.ending());
+  if (world_.HasBucket(launch_->run)) {
+    const UploadPlan& uploads = world_.plan().uploads;
+    v1::UploadPolicy& policy = *request.mutable_upload();
+    policy.set_url(absl::StrCat("s3://bucket/run", launch_->run));
+    policy.set_every(uploads.every);
+    policy.set_keep_last(uploads.keep_last);
+    policy.set_evict_before_upload(uploads.evict_before_upload);
+    policy.set_no_restore(!uploads.restore);
+  }
   for (const SavingPtr& saving : savings_) {
     if (!saving->seal_ok || saving->daemon == daemon_) continue;
     v1::SaveKey& lost = *request.add_orphaned();

@@ -21,6 +21,9 @@ constexpr Duration kTick = milliseconds(50);
 // After the last fault, nothing takes longer than this: timeouts of saves (20 s for admission, 40 s for
 // sealing) and hung disks (30 s) can follow one another.
 constexpr Duration kSettleTimeout = seconds(300);
+// An upload that has failed may be tried again minutes later.
+constexpr Duration kSettleUploadsTimeout = seconds(900);
+constexpr int kTicksForUploads = 20;
 constexpr int64_t kMaxSteps = 2'000'000;  // Per case.
 
 }  // namespace
@@ -64,6 +67,12 @@ World::World(const Plan& plan, bool trace) : plan_(plan), tracing_(trace), rando
     if (volume == nullptr || !plan_.shared) volume = std::make_shared<Volume>(Volume{plan_.disk_bytes, {}});
     disks_.push_back(std::make_shared<SimDisk>(
         run, volume, plan_.faults, Mix(plan_.seed, 100 + static_cast<uint64_t>(run)), &schedule_, &oracle_));
+    if (HasBucket(run)) {
+      buckets_[run] = std::make_shared<SimBucket>(disks_[run], plan_.uploads,
+                                                  Mix(plan_.seed, 200 + static_cast<uint64_t>(run)),
+                                                  &schedule_, &oracle_);
+      disks_[run]->SetBucket(buckets_[run].get());
+    }
     oracle_.SetKept(run, plan_.kept, plan_.every_steps);
     runs_by_path_[absl::StrCat("/root", run)] = run;
     for (int i = 0; i < plan_.foreign; ++i)
@@ -86,7 +95,11 @@ RootAttachment World::Attachment(int run) {
   attachment.inode = static_cast<uint64_t>(run) + 2;
   attachment.path = absl::StrCat("/root", run);
   attachment.uid = plan_.UidOf(run);
-  attachment.make_io = [disk = disks_[run]] { return RootAccess{std::make_unique<SimRootIo>(disk)}; };
+  attachment.make_io = [disk = disks_[run], bucket = HasBucket(run) ? buckets_[run] : nullptr] {
+    RootAccess access{std::make_unique<SimRootIo>(disk)};
+    if (bucket != nullptr) access.uploads = std::make_unique<SimUploadIo>(bucket);
+    return access;
+  };
   return attachment;
 }
 
@@ -154,6 +167,7 @@ void World::Tick(int64_t daemon) {
   if (daemon != daemon_ || engine_ == nullptr) return;
   in_tick_ = true;
   engine_->Tick();
+  if (++ticks_ % kTicksForUploads == 0) CheckUploads();
   schedule_.After(kTick, [this, daemon] { Tick(daemon); });
 }
 
@@ -208,20 +222,16 @@ bool World::RunUntil(Duration until, bool stop_when_idle) {
 void World::End() {
   ending_ = true;
   for (const auto& disk : disks_) disk->EndFaults();
+  for (const auto& [run, bucket] : buckets_) bucket->EndFaults();
   if (hostile_ != nullptr) hostile_->End();
-  auto settle = [this](const char* what) {
-    if (!RunUntil(schedule_.elapsed() + kSettleTimeout, true) && oracle_.violation().empty())
-      oracle_.Violated(absl::StrCat(what, " did not end", DescribeActivity()));
-    return oracle_.violation().empty();
-  };
-  if (!settle("the work in progress")) return;
+  if (!Settle("the work in progress")) return;
   for (const auto& trainer : LivingTrainers()) trainer->Kill();
-  if (!settle("the end of all trainers")) return;
+  if (!Settle("the end of all trainers")) return;
   if (const int64_t lent = pool_->usage().lent_bytes; lent != 0)
     return oracle_.Violated(
         absl::StrCat("all trainers have ended, but ", lent, " bytes are still lent to them"));
   KillDaemon(milliseconds(1), false);  // The next daemon removes what an earlier fault left in flight.
-  if (!settle("recovery")) return;
+  if (!Settle("recovery")) return;
   for (int run = 0; run < plan_.roots(); ++run) {
     const std::string left = disks_[run]->Leftovers();
     if (!left.empty()) return oracle_.Violated(absl::StrCat("left on disk of run ", run, ":", left));
@@ -233,10 +243,10 @@ void World::End() {
     last->seed = plan_.seed;
     LaunchJob(run, 0, last);
   }
-  if (!settle("the last launch")) return;
+  if (!Settle("the last launch")) return;
   const auto last = LivingTrainers();
   for (const auto& trainer : last) trainer->LastSave();
-  if (!settle("the last save")) return;
+  if (!Settle("the last save")) return;
   for (const auto& trainer : last) {
     const bool room = !plan_.small_disk && plan_.segments >= 2 * plan_.roots();
     if (room && !trainer->last_save_committed())
@@ -244,11 +254,51 @@ void World::End() {
           absl::StrCat("a root without faults did not commit the save of ", trainer->ToString()));
     trainer->Kill();
   }
-  if (!settle("the last trainers")) return;
+  if (!Settle("the last trainers")) return;
   const PoolUsage usage = pool_->usage();
   if (usage.used_bytes != 0 || usage.lent_bytes != 0) {
-    oracle_.Violated(absl::StrCat("at the end ", usage.used_bytes, " bytes of memory are used and ",
-                                  usage.lent_bytes, " lent, to nobody"));
+    return oracle_.Violated(absl::StrCat("at the end ", usage.used_bytes, " bytes of memory are used and ",
+                                         usage.lent_bytes, " lent, to nobody"));
+  }
+  for (const auto& [run, bucket] : buckets_) {
+    if (const std::string left = bucket->Leftovers(); !left.empty())
+      return oracle_.Violated(absl::StrCat("in the bucket of run ", run, ":", left));
+  }
+  LoseDisks();
+}
+
+bool World::Settle(const std::string& what) {
+  const Duration timeout = buckets_.empty() ? kSettleTimeout : kSettleUploadsTimeout;
+  if (!RunUntil(schedule_.elapsed() + timeout, true) && oracle_.violation().empty())
+    oracle_.Violated(absl::StrCat(what, " did not end", DescribeActivity()));
+  return oracle_.violation().empty();
+}
+
+// All disks are lost: the next launch of each run must go on from the newest checkpoint of its bucket.
+void World::LoseDisks() {
+  // Which one is the newest must not depend on a date that was changed.
+  const bool date_was_changed =
+      std::any_of(plan_.operations.begin(), plan_.operations.end(),
+                  [](const Operation& operation) { return operation.kind == OperationKind::kStepDate; });
+  if (!plan_.uploads.restore || date_was_changed) return;
+  KillDaemon(milliseconds(1), false);
+  for (const auto& [run, bucket] : buckets_) {
+    disks_[run]->Lose();
+    oracle_.RootLost(run, bucket->Newest());
+    auto next = std::make_shared<Launch>();
+    next->run = run;
+    next->uid = plan_.UidOf(run);
+    next->id = absl::StrCat("after the loss ", run);
+    next->world_size = 2;
+    next->seed = plan_.seed;
+    LaunchJob(run, 0, next);
+  }
+  if (!Settle("the launch after the loss of the disk")) return;
+  for (const auto& trainer : LivingTrainers()) trainer->Kill();
+  if (!Settle("its end")) return;
+  for (const auto& [run, bucket] : buckets_) {
+    // Some trainers never resume.
+    if (bucket->Newest() != 0 && oracle_.HasResumedAfterLoss(run)) Count("resumed from a bucket");
   }
 }
 

@@ -20,6 +20,7 @@
 #include "tests/sim/oracle.h"
 #include "tests/sim/plan.h"
 #include "tests/sim/schedule.h"
+#include "tests/sim/sim_bucket.h"
 #include "tests/sim/sim_disk.h"
 
 namespace ckptd::sim {
@@ -62,6 +63,8 @@ class World : public EngineObserver {
   void Count(const std::string& what) { ++result_.counts[what]; }
   // True if the daemon reported that it has prefetched this checkpoint.
   bool IsPrefetched(int run, int64_t sequence) const { return prefetched_.contains({run, sequence}); }
+  // Whether the run's checkpoints are uploaded. Not those of the hostile user.
+  bool HasBucket(int run) const { return plan_.uploads.every > 0 && run < plan_.runs; }
   template <typename... Args>
   void Trace(const Args&... args);
 
@@ -101,12 +104,16 @@ class World : public EngineObserver {
   int64_t Opened() const;
   void CheckPrefetch(const PoolUsage& usage);
   void CheckDamageIsMarked();
+  void CheckUploads();
   void CheckNotStarved(int run, const v1::Checkpoint& ended);
   void CheckNoRoomComes(int run, const v1::Checkpoint& ended);
   std::optional<v1::Checkpoint> FindCheckpoint(int run, const std::string& tag);
   int64_t MappedBytes() const;
   bool IsIdle();
   std::string DescribeActivity();
+  // Whether the work that goes on ends; else it is a violation.
+  bool Settle(const std::string& what);
+  void LoseDisks();
   bool RunUntil(Duration until, bool stop_when_idle);
   void End();
   std::vector<std::shared_ptr<Trainer>> LivingTrainers(int run = -1) const;
@@ -119,6 +126,8 @@ class World : public EngineObserver {
   Random random_;
   Result result_;
   std::vector<std::shared_ptr<SimDisk>> disks_;
+  std::map<int, std::shared_ptr<SimBucket>> buckets_;  // By run.
+  int ticks_ = 0;
   std::unique_ptr<SegmentPool> pool_;
   std::unique_ptr<Engine> engine_;
   int64_t daemon_ = 0;

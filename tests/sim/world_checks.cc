@@ -115,6 +115,27 @@ void World::CheckDamageIsMarked() {
   }
 }
 
+// What is shown as uploaded is in the bucket.
+void World::CheckUploads() {
+  for (const auto& [run, bucket] : buckets_) {
+    if (RunName(run).empty()) continue;
+    v1::ListCheckpointsRequest request;
+    request.set_parent(RunName(run));
+    engine_->ListCheckpoints(
+        Caller{0, 0, true}, request,
+        [&, run = run, bucket = bucket](const absl::StatusOr<v1::ListCheckpointsResponse>& answer) {
+          if (!answer.ok()) return;
+          for (const v1::Checkpoint& each : answer->checkpoints()) {
+            if (each.upload().state() != v1::CheckpointUpload::DONE) continue;
+            Count("uploaded");
+            if (!bucket->IsWhole(each.sequence()))
+              oracle_.Violated(absl::StrCat(each.tag(), ", sequence ", each.sequence(), " of run ", run,
+                                            " is shown as uploaded, and is not in the bucket"));
+          }
+        });
+  }
+}
+
 void World::Check() {
   if (engine_ == nullptr) return;
   oracle_.EndStep();
@@ -165,6 +186,7 @@ bool World::IsIdle() {
   for (const v1::Run& run : status.runs()) {
     if (!run.in_flight().empty() || run.read_only() || run.trash_bytes() > 0) return false;
   }
+  if (ending_ && engine_->HasUploads()) return false;
   // A mapped copy is in use as a whole, including memory that no file occupies.
   const int64_t used = pool_->usage().used_bytes, mapped = MappedBytes();
   return mapped == 0 ? used == 0 : used >= mapped;
@@ -182,6 +204,9 @@ std::string World::DescribeActivity() {
     for (const auto& save : run.in_flight()) absl::StrAppend(&words, "; in flight: ", save.tag());
     if (run.read_only()) absl::StrAppend(&words, "; read-only: ", run.path());
     if (run.trash_bytes() > 0) absl::StrAppend(&words, "; in trash of ", run.path(), ": ", run.trash_bytes());
+    for (const auto& waiting : run.uploads().waiting())
+      absl::StrAppend(&words, "; waits for its upload: ", waiting.tag(), " ",
+                      waiting.upload().error().message());
   }
   return absl::StrCat(words, "; memory in use: ", pool_->usage().used_bytes, ", mapped: ", MappedBytes());
 }
