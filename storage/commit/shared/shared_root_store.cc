@@ -1,5 +1,6 @@
 #include "storage/commit/shared/shared_root_store.h"
 
+#include <cerrno>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -70,6 +71,10 @@ absl::Status SharedRootStore::EnsureDirectory() {
   if (!now.ok() && !IsMissing(now.status())) return absl::OkStatus();
   if (now.ok() && now->device == shared_stat_.device && now->inode == shared_stat_.inode)
     return absl::OkStatus();
+  return MakeDirectoryAnew();
+}
+
+absl::Status SharedRootStore::MakeDirectoryAnew() {
   absl::StatusOr<SharedLayout> layout = OpenSharedLayout(layout_.fs, layout_.root);
   if (IsMissing(layout.status())) {
     return MakeError(
@@ -83,10 +88,12 @@ absl::Status SharedRootStore::EnsureDirectory() {
   if (term_.number > 0) {
     CKPTD_ASSIGN_OR_RETURN(term, OpenTerm(*layout, term_.number));
   }
-  CKPTD_ASSIGN_OR_RETURN(shared_stat_, fs_.Stat(layout_.root, SharedPath()));
+  CKPTD_ASSIGN_OR_RETURN(const FileStat now, fs_.Stat(layout_.root, SharedPath()));
+  const bool is_another = now.device != shared_stat_.device || now.inode != shared_stat_.inode;
+  shared_stat_ = now;
   layout_ = *std::move(layout);
   term_ = std::move(term);
-  lost_.merge(made_);
+  if (is_another) lost_.merge(made_);
   // Best effort: it is a copy of what the ledger knows.
   if (term_.number > 0) records_.Store(record_, term_.number).IgnoreError();
   return absl::OkStatus();
@@ -197,6 +204,11 @@ absl::Status SharedRootStore::CheckTermBegun() const {
 absl::StatusOr<SharedInflight> SharedRootStore::MakeInflight(const std::string& tag, int64_t sequence) {
   CKPTD_RETURN_IF_ERROR(EnsureDirectory());
   absl::StatusOr<SharedInflight> made = MakeSharedInflight(layout_, tag, sequence);
+  // The client of a network file system may show a directory that another node has removed as if it were there.
+  if (ErrnoOf(made.status()) == ESTALE) {
+    CKPTD_RETURN_IF_ERROR(MakeDirectoryAnew());
+    made = MakeSharedInflight(layout_, tag, sequence);
+  }
   if (made.ok()) made_.insert(made->name);
   return made;
 }

@@ -159,6 +159,7 @@ class SharedRootStore {
   // Makes <root>/.ckptd/shared again if it is not the directory any more that was opened. OK also if that
   // cannot be found out: then the call itself says what is wrong.
   absl::Status EnsureDirectory();
+  absl::Status MakeDirectoryAnew();
   SharedRootStore(SharedLayout layout, Clock* clock, SharedRootStoreOptions options);
   absl::Status Probe();
   absl::StatusOr<Term> OpenTerm(const SharedLayout& layout, int64_t term);

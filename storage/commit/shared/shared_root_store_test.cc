@@ -377,6 +377,20 @@ TEST_F(SharedRootStoreTest, MissingFileIsDamageAndARemovalIsNot) {
   EXPECT_EQ(ReasonOf(store->OpenCheckpoint("step_1", 5).status()), "NO_CHECKPOINT");
 }
 
+// On NFS, a node goes on to see for some time what another one has removed.
+TEST_F(SharedRootStoreTest, DirectoryThatIsStaleIsOpenedAnewForTheNextSave) {
+  FaultyFileSystem faulty(&disk_);
+  const Store store = OpenWith(faulty, "a");
+  ASSERT_TRUE(store->BeginTerm(1).ok());
+  const auto before = store->MakeInflight("step_1", 1);
+  ASSERT_TRUE(before.ok()) << before.status();
+  faulty.Fail({.op = FsOp::kMakeDir, .error = ESTALE});
+  const auto made = store->MakeInflight("step_2", 2);
+  ASSERT_TRUE(made.ok()) << made.status();
+  EXPECT_EQ(store->Find(*made).value(), SharedPlace::kInFlight);
+  EXPECT_EQ(store->Find(*before).value(), SharedPlace::kInFlight) << "it is the same directory still";
+}
+
 // A removal between any two calls of a reader that has not asked the ledger.
 TEST_F(SharedRootStoreTest, RemovalWhileAReaderOpensIsNoDamage) {
   for (int at = 1;; ++at) {
