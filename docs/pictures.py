@@ -286,7 +286,7 @@ LAYERS: List[Tuple[str, List[Tuple[str, str]]]] = [
         ],
     ),
     ("client/", [("ckptctl/commands", "what asks the daemon or reads a root")]),
-    ("client/", [("ckptctl/nodes", "trials of a shared folder")]),
+    ("client/", [("ckptctl/mounts", "of this machine")]),
     (
         "client/",
         [("ckptctl/text", "names, tables"), ("cpp", "the C++ client"), ("convert", "paths, checked input")],
@@ -374,6 +374,7 @@ LAYERS: List[Tuple[str, List[Tuple[str, str]]]] = [
     ("storage/", [("bucket", "checkpoints in a bucket")]),
     ("storage/commit/", [("local", "a root of one node"), ("shared", "a root of several nodes")]),
     ("storage/commit/shared/", [("save", "in flight, published, removed")]),
+    ("storage/commit/shared/", [("trials", "what nodes try together")]),
     ("storage/commit/shared/", [("run", "its id, record and term")]),
     ("storage/commit/", [("steps", "steps and checks of any root")]),
     ("storage/commit/", [("checkpoint", "its directory, read and verified")]),

@@ -125,7 +125,7 @@ void Explorer::CheckGoesOn(CrashDisk& disk, RootStore& store, Oracle& oracle, Br
   if (!broken.empty()) return;
   const SaveSpec later{"later", kLaterSequence, 1};
   oracle.Began(later);
-  if (Save(disk, store, later) != Verdict::kCommitted) {
+  if (Save(disk, store, later) != SaveVerdict::kCommitted) {
     broken.push_back("a save after recovery did not succeed");
     return;
   }

@@ -173,7 +173,7 @@ void History::Discard(const Begun& begun) {
   Said(absl::StrCat(begun.save.tag, " is FAILED"));
 }
 
-Verdict History::Publish(Begun begun) {
+SaveVerdict History::Publish(Begun begun) {
   const int64_t sequence = begun.save.sequence;
   PublishResult result{PublishOutcome::kFailed, begun.status};
   if (begun.status.ok()) result = store_->Publish(begun.inflight, SummaryOf(begun.save), begun.parts);
@@ -181,19 +181,19 @@ Verdict History::Publish(Begun begun) {
     case PublishOutcome::kCommitted:
       oracle_.Committed(sequence);
       Said(absl::StrCat(begun.save.tag, " is COMMITTED"));
-      return Verdict::kCommitted;
+      return SaveVerdict::kCommitted;
     case PublishOutcome::kIndeterminate:
       Said(absl::StrCat(begun.save.tag, " is INDETERMINATE"));
-      return Verdict::kUnknown;
+      return SaveVerdict::kUnknown;
     case PublishOutcome::kFailed:
       Discard(begun);
-      return Verdict::kFailed;
+      return SaveVerdict::kFailed;
   }
-  return Verdict::kUnknown;
+  return SaveVerdict::kUnknown;
 }
 
 void History::SaveAndRetain(const std::string& tag, size_t keep) {
-  ASSERT_EQ(Save(tag), Verdict::kCommitted);
+  ASSERT_EQ(Save(tag), SaveVerdict::kCommitted);
   if (store_->committed().size() >= keep) oracle_.Keeps(keep);
   while (store_->committed().size() > keep) {
     const auto [sequence, oldest] = *store_->committed().begin();

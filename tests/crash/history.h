@@ -49,9 +49,9 @@ class History {
   // `pointed`: the save names the pointer `latest`.
   Begun Begin(const std::string& tag, int ranks = -1, int world_size = 2, bool pointed = false);
   // Does steps 4 to 6; a failed save is discarded.
-  Verdict Publish(Begun begun);
-  Verdict Save(const std::string& tag) { return Publish(Begin(tag)); }
-  Verdict SavePointed(const std::string& tag) { return Publish(Begin(tag, -1, 2, true)); }
+  SaveVerdict Publish(Begun begun);
+  SaveVerdict Save(const std::string& tag) { return Publish(Begin(tag)); }
+  SaveVerdict SavePointed(const std::string& tag) { return Publish(Begin(tag, -1, 2, true)); }
   void Discard(const Begun& begun);
   // Saves, evicts all but the newest `keep` checkpoints, and empties the trash.
   void SaveAndRetain(const std::string& tag, size_t keep);

@@ -39,17 +39,17 @@ TEST_P(PowerCutTest, FirstSaveIsWholeOrInvisibleAndStaysOnceCommitted) {
   const auto history = NewHistory();
   history->Explore(true);  // The root's first daemon also creates its directories.
   history->Open();
-  EXPECT_EQ(history->Save("step_1"), Verdict::kCommitted);
+  EXPECT_EQ(history->Save("step_1"), SaveVerdict::kCommitted);
   ExpectPoints(*history, 85, 350);
 }
 
 TEST_P(PowerCutTest, ResaveLeavesOldOrNewCheckpoint) {
   const auto history = NewHistory();
   history->Open();
-  ASSERT_EQ(history->Save("step_1"), Verdict::kCommitted);
+  ASSERT_EQ(history->Save("step_1"), SaveVerdict::kCommitted);
   history->Explore(true);
-  EXPECT_EQ(history->Save("step_1"), Verdict::kCommitted);
-  EXPECT_EQ(history->Save("step_1"), Verdict::kCommitted);
+  EXPECT_EQ(history->Save("step_1"), SaveVerdict::kCommitted);
+  EXPECT_EQ(history->Save("step_1"), SaveVerdict::kCommitted);
   history->EmptyTrash();
   ExpectPoints(*history, 140, 680);
 }
@@ -66,14 +66,14 @@ TEST_P(PowerCutTest, RetentionKeepsAtLeastNAndEvictedCheckpointsAreWholeOrGone) 
 TEST_P(PowerCutTest, PinsAndRunRecordHoldLastAcknowledgedValue) {
   const auto history = NewHistory();
   history->Open();
-  ASSERT_EQ(history->Save("step_1"), Verdict::kCommitted);
+  ASSERT_EQ(history->Save("step_1"), SaveVerdict::kCommitted);
   history->Explore(true);
   history->SaveRunRecord("first");
   history->Pin("step_1", 1, true);
   history->SaveRunRecord("second");
-  EXPECT_EQ(history->Publish(history->Begin("step_1")), Verdict::kFailed) << "it is pinned";
+  EXPECT_EQ(history->Publish(history->Begin("step_1")), SaveVerdict::kFailed) << "it is pinned";
   history->Pin("step_1", 1, false);
-  EXPECT_EQ(history->Save("step_1"), Verdict::kCommitted);
+  EXPECT_EQ(history->Save("step_1"), SaveVerdict::kCommitted);
   history->SaveRunRecord("third");
   ExpectPoints(*history, 130, 900);
 }
@@ -81,15 +81,15 @@ TEST_P(PowerCutTest, PinsAndRunRecordHoldLastAcknowledgedValue) {
 TEST_P(PowerCutTest, FailedSaveNeverReappears) {
   const auto history = NewHistory();
   history->Open();
-  ASSERT_EQ(history->Save("step_1"), Verdict::kCommitted);
+  ASSERT_EQ(history->Save("step_1"), SaveVerdict::kCommitted);
   history->Explore(true);
   history->Discard(history->Begin("step_2", 1));  // One of two ranks.
   history->Discard(history->Begin("step_2"));     // Both ranks.
   for (const char* file : {"model_1.pt", ".part-00001.tmp", "manifest"}) {
     history->disk().FailNextSync(file);  // Once; a second sync would succeed although the bytes are gone.
-    EXPECT_EQ(history->Save("step_2"), Verdict::kFailed) << file;
+    EXPECT_EQ(history->Save("step_2"), SaveVerdict::kFailed) << file;
   }
-  EXPECT_EQ(history->Save("step_1"), Verdict::kCommitted);
+  EXPECT_EQ(history->Save("step_1"), SaveVerdict::kCommitted);
   ExpectPoints(*history, 260, 2400);
 }
 
@@ -99,8 +99,8 @@ TEST_P(PowerCutTest, OlderSaveIsNeverPublishedOverNewerOne) {
   history->Explore(true);
   History::Begun slow = history->Begin("step_1");
   History::Begun other = history->Begin("step_2", 1);
-  EXPECT_EQ(history->Save("step_1"), Verdict::kCommitted);
-  EXPECT_EQ(history->Publish(std::move(slow)), Verdict::kFailed) << "superseded";
+  EXPECT_EQ(history->Save("step_1"), SaveVerdict::kCommitted);
+  EXPECT_EQ(history->Publish(std::move(slow)), SaveVerdict::kFailed) << "superseded";
   history->Discard(other);
   ExpectPoints(*history, 130, 1000);
 }
@@ -110,7 +110,7 @@ TEST_P(PowerCutTest, SaveOverEmptyDirectoryIsWholeOrInvisible) {
   history->disk().Plant("step_1", FileType::kDirectory);
   history->Open();
   history->Explore(true);
-  EXPECT_EQ(history->Save("step_1"), Verdict::kCommitted);
+  EXPECT_EQ(history->Save("step_1"), SaveVerdict::kCommitted);
   ExpectPoints(*history, 54, 310);
 }
 
@@ -119,9 +119,9 @@ TEST_P(PowerCutTest, SaveOverEmptyDirectoryIsWholeOrInvisible) {
 TEST_P(PowerCutTest, EvictedCheckpointStaysGoneInAllGenerationsAfterResave) {
   const auto history = NewHistory();
   history->Open();
-  ASSERT_EQ(history->Save("step_1"), Verdict::kCommitted);
-  ASSERT_EQ(history->Save("step_2"), Verdict::kCommitted);
-  ASSERT_EQ(history->Save("step_1"), Verdict::kCommitted);
+  ASSERT_EQ(history->Save("step_1"), SaveVerdict::kCommitted);
+  ASSERT_EQ(history->Save("step_2"), SaveVerdict::kCommitted);
+  ASSERT_EQ(history->Save("step_1"), SaveVerdict::kCommitted);
   history->Explore(true);
   history->Evict("step_1", 3);
   history->Evict("step_2", 2);
@@ -134,7 +134,8 @@ TEST_P(PowerCutTest, EvictedCheckpointStaysGoneInAllGenerationsAfterResave) {
 TEST_P(PowerCutTest, CheckpointOnItsWayBackFromTrashIsNeverLost) {
   const auto history = NewHistory();
   history->Open();
-  for (const char* tag : {"step_1", "step_2", "step_1"}) ASSERT_EQ(history->Save(tag), Verdict::kCommitted);
+  for (const char* tag : {"step_1", "step_2", "step_1"})
+    ASSERT_EQ(history->Save(tag), SaveVerdict::kCommitted);
   history->Explore(true);
   history->Evict("step_2", 2);
   history->Undelete("step_2", 2);
@@ -148,10 +149,10 @@ TEST_P(PowerCutTest, CheckpointOnItsWayBackFromTrashIsNeverLost) {
 TEST_P(PowerCutTest, TrashNeverOffersASaveThatFailedAfterItsManifest) {
   const auto history = NewHistory();
   history->Open();
-  ASSERT_EQ(history->Save("step_1"), Verdict::kCommitted);
+  ASSERT_EQ(history->Save("step_1"), SaveVerdict::kCommitted);
   history->Explore(true);
   history->disk().FailNextSync("deep");
-  EXPECT_EQ(history->Save("step_2"), Verdict::kFailed);
+  EXPECT_EQ(history->Save("step_2"), SaveVerdict::kFailed);
   ExpectPoints(*history, 40, 100);
 }
 
@@ -160,13 +161,13 @@ TEST_P(PowerCutTest, OutcomeStaysOpenUntilScanWhenSyncAfterRenameFails) {
   for (const std::string parent : {"", kInflight}) {
     const auto history = NewHistory();
     history->Open();
-    ASSERT_EQ(history->Save("step_1"), Verdict::kCommitted);
+    ASSERT_EQ(history->Save("step_1"), SaveVerdict::kCommitted);
     for (const std::string tag : {"step_1", "step_2"}) {
       SCOPED_TRACE(absl::StrCat(tag, ", ", parent.empty() ? "the root" : parent));
       history->Explore(true);
       History::Begun begun = history->Begin(tag);
       history->disk().FailNextSync(parent);
-      ASSERT_EQ(history->Publish(std::move(begun)), Verdict::kUnknown);
+      ASSERT_EQ(history->Publish(std::move(begun)), SaveVerdict::kUnknown);
       EXPECT_EQ(ReasonOf(history->store().CreateInflight("x", 99, 4096).status()), "ROOT_READ_ONLY");
       history->Rescan();
       EXPECT_EQ(history->store().committed().rbegin()->second.summary.tag(), tag);
@@ -181,9 +182,9 @@ TEST_P(PowerCutTest, PointerNamesExistingCheckpointNeverOlderThanCommitted) {
   history->Open();
   history->Explore(true);
   History::Begun slow = history->Begin("step_1", -1, 2, true);
-  for (const char* tag : {"step_2", "step_3"}) ASSERT_EQ(history->SavePointed(tag), Verdict::kCommitted);
-  ASSERT_EQ(history->Publish(std::move(slow)), Verdict::kCommitted);
-  ASSERT_EQ(history->Save("step_3"), Verdict::kCommitted) << "a re-save takes over the pointer";
+  for (const char* tag : {"step_2", "step_3"}) ASSERT_EQ(history->SavePointed(tag), SaveVerdict::kCommitted);
+  ASSERT_EQ(history->Publish(std::move(slow)), SaveVerdict::kCommitted);
+  ASSERT_EQ(history->Save("step_3"), SaveVerdict::kCommitted) << "a re-save takes over the pointer";
   history->Evict("step_2", 2);
   history->EmptyTrash();
   ExpectPoints(*history, 270, 1800);
@@ -194,22 +195,22 @@ TEST_P(PowerCutTest, PointerNamesExistingCheckpointNeverOlderThanCommitted) {
 TEST_P(PowerCutTest, RecoveryThatWritesPointerCanBeInterrupted) {
   const auto history = NewHistory({.seeds = 1, .recovery_depth = 1, .seeds_in_recovery = 1});
   history->Open();
-  ASSERT_EQ(history->SavePointed("step_1"), Verdict::kCommitted);
+  ASSERT_EQ(history->SavePointed("step_1"), SaveVerdict::kCommitted);
   History::Begun next = history->Begin("step_2", -1, 2, true);
   history->Explore(true);
-  EXPECT_EQ(history->Publish(std::move(next)), Verdict::kCommitted);
+  EXPECT_EQ(history->Publish(std::move(next)), SaveVerdict::kCommitted);
   ExpectPoints(*history, 340, 110);
 }
 
 TEST_P(PowerCutTest, RecoveryCanBeInterruptedTwice) {
   const auto history = NewHistory({.seeds = 1, .recovery_depth = 2, .seeds_in_recovery = 1});
   history->Open();
-  ASSERT_EQ(history->Save("step_1"), Verdict::kCommitted);
+  ASSERT_EQ(history->Save("step_1"), SaveVerdict::kCommitted);
   History::Begun part = history->Begin("step_3", 1);
   History::Begun whole = history->Begin("step_2");
   History::Begun again = history->Begin("step_1");
   history->Explore(true);
-  EXPECT_EQ(history->Publish(std::move(again)), Verdict::kCommitted);
+  EXPECT_EQ(history->Publish(std::move(again)), SaveVerdict::kCommitted);
   ExpectPoints(*history, 9000, 3000);
 }
 

@@ -145,20 +145,20 @@ absl::StatusOr<Staged> Stage(FileSystem& fs, RootStore& store, const SaveSpec& s
   return staged;
 }
 
-Verdict Save(FileSystem& fs, RootStore& store, const SaveSpec& spec) {
+SaveVerdict Save(FileSystem& fs, RootStore& store, const SaveSpec& spec) {
   const absl::StatusOr<Staged> staged = Stage(fs, store, spec);
-  if (!staged.ok()) return absl::IsUnknown(staged.status()) ? Verdict::kUnknown : Verdict::kFailed;
+  if (!staged.ok()) return absl::IsUnknown(staged.status()) ? SaveVerdict::kUnknown : SaveVerdict::kFailed;
   const PublishResult result = store.Publish(staged->inflight, SummaryOf(spec), staged->parts);
   EXPECT_EQ(result.outcome == PublishOutcome::kCommitted, result.status.ok());
   switch (result.outcome) {
     case PublishOutcome::kCommitted:
-      return Verdict::kCommitted;
+      return SaveVerdict::kCommitted;
     case PublishOutcome::kIndeterminate:
-      return Verdict::kUnknown;
+      return SaveVerdict::kUnknown;
     case PublishOutcome::kFailed:
       break;
   }
-  return store.Discard(staged->inflight).ok() ? Verdict::kFailed : Verdict::kUnknown;
+  return store.Discard(staged->inflight).ok() ? SaveVerdict::kFailed : SaveVerdict::kUnknown;
 }
 
 }  // namespace ckptd

@@ -75,9 +75,9 @@ struct Staged {
 absl::StatusOr<Staged> Stage(FileSystem& fs, RootStore& store, const SaveSpec& spec, int ranks = -1);
 
 // The outcome that a caller may report.
-enum class Verdict { kCommitted, kFailed, kUnknown };
+enum class SaveVerdict { kCommitted, kFailed, kUnknown };
 // Stages and publishes. A failed save is discarded, and reported as failed only if that succeeded.
-Verdict Save(FileSystem& fs, RootStore& store, const SaveSpec& spec);
+SaveVerdict Save(FileSystem& fs, RootStore& store, const SaveSpec& spec);
 
 }  // namespace ckptd
 #endif  // CKPTD_TESTS_TESTING_ROOT_STORE_FIXTURE_H_

@@ -21,16 +21,16 @@
 #include "client/ckptctl/commands/commands.h"
 #include "client/ckptctl/commands/daemon_call.h"
 #include "client/ckptctl/commands/host.h"
-#include "client/ckptctl/nodes/meeting.h"
-#include "client/ckptctl/nodes/mount.h"
-#include "client/ckptctl/nodes/node_files.h"
-#include "client/ckptctl/nodes/trials.h"
+#include "client/ckptctl/mounts/mount.h"
 #include "client/ckptctl/text/finding.h"
 #include "client/ckptctl/text/json.h"
 #include "client/ckptctl/text/text.h"
 #include "storage/base/errors.h"
 #include "storage/base/real_path.h"
 #include "storage/base/status_macros.h"
+#include "storage/commit/shared/trials/meeting.h"
+#include "storage/commit/shared/trials/node_files.h"
+#include "storage/commit/shared/trials/trials.h"
 #include "storage/fs/posix_file_system.h"
 #include "storage/io/io_queue.h"
 #include "storage/io/probe.h"
@@ -54,6 +54,7 @@ absl::StatusOr<ProbeResult> Probe(FileSystem& fs, Handle root) {
   return probe;
 }
 
+constexpr char kMeetingDirectory[] = ".ckptd-doctor-nodes";
 constexpr std::chrono::milliseconds kNodesPatience = std::chrono::seconds(60);
 // A name is a part of file names.
 constexpr char kNameCharacters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_";
@@ -76,7 +77,9 @@ absl::StatusOr<std::string> NameOfNode(const DoctorNodes& nodes) {
 
 // What the daemon of this node is configured for.
 NodeFacts FactsOf(const Context& context, const std::string& root) {
-  NodeFacts facts{MountOf(root), std::nullopt, ""};
+  const Mount mount = MountOf(root);
+  NodeFacts facts;
+  facts.mounted = {mount.type, mount.source, CachingOptions(mount), IsLocal(mount)};
   const absl::StatusOr<v1::Status> status = [&]() -> absl::StatusOr<v1::Status> {
     CKPTD_ASSIGN_OR_RETURN(const std::unique_ptr<client::Rpc> rpc, Connect(context));
     return rpc->GetStatus(CallTimeout(context));
@@ -97,18 +100,23 @@ NodeFacts FactsOf(const Context& context, const std::string& root) {
 }
 
 // What all nodes find together.
-absl::StatusOr<std::vector<Finding>> TryWithNodes(const Context& context, const std::string& root,
-                                                  const DoctorNodes& nodes) {
+absl::StatusOr<std::vector<Finding>> TryWithNodes(const Context& context, FileSystem* fs, Handle folder,
+                                                  const std::string& root, const DoctorNodes& nodes) {
   CKPTD_ASSIGN_OR_RETURN(const std::string name, NameOfNode(nodes));
   std::chrono::milliseconds patience = kNodesPatience;
   if (context.timeout_seconds)
     patience = std::chrono::milliseconds(static_cast<int64_t>(1000 * *context.timeout_seconds));
-  NodeFiles files;
-  CKPTD_ASSIGN_OR_RETURN(const std::unique_ptr<Meeting> meeting,
-                         Meeting::Enter(&files, {root, name, nodes.count, patience}));
+  NodeFiles files(fs, folder);
+  absl::StatusOr<std::unique_ptr<Meeting>> entered =
+      Meeting::Enter(&files, {kMeetingDirectory, name, nodes.count, patience});
+  if (ReasonOf(entered.status()) == "NODES_MISSING")
+    return Annotate(entered.status(),
+                    "run the same command on the other nodes at the same time; if it runs there, they do not "
+                    "share this folder, or see its files too late");
+  CKPTD_ASSIGN_OR_RETURN(const std::unique_ptr<Meeting> meeting, std::move(entered));
   const TrialSettings settings;
   const absl::StatusOr<Records> records =
-      RunTrials(&files, meeting.get(), &SystemClock(), settings, root, FactsOf(context, root));
+      RunTrials(&files, meeting.get(), &SystemClock(), settings, FactsOf(context, root));
   if (!records.ok()) {
     meeting->Abandon();
     return records.status();
@@ -161,7 +169,8 @@ absl::StatusOr<ExitCode> Doctor(const Context& context, const std::string& root,
   for (Finding& finding : JudgeHost(ReadHostFacts(), MakeUringQueue(kRingDepth).status()))
     findings.push_back(std::move(finding));
   if (nodes.count > 0) {
-    CKPTD_ASSIGN_OR_RETURN(const std::vector<Finding> found, TryWithNodes(context, path, nodes));
+    CKPTD_ASSIGN_OR_RETURN(const std::vector<Finding> found,
+                           TryWithNodes(context, fs.get(), handle, path, nodes));
     findings.insert(findings.end(), found.begin(), found.end());
     findings.push_back(Sum(found));
   }

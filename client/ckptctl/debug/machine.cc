@@ -12,7 +12,7 @@
 #include "absl/strings/str_split.h"
 #include "client/ckptctl/commands/host.h"
 #include "client/ckptctl/debug/daemon_process.h"
-#include "client/ckptctl/nodes/mount.h"
+#include "client/ckptctl/mounts/mount.h"
 #include "client/ckptctl/text/finding.h"
 #include "client/ckptctl/text/text.h"
 #include "storage/io/io_queue.h"

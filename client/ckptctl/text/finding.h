@@ -1,20 +1,13 @@
-// What an examination has found, and what to do about it.
+// Shows what an examination has found.
 #ifndef CKPTD_CLIENT_CKPTCTL_TEXT_FINDING_H_
 #define CKPTD_CLIENT_CKPTCTL_TEXT_FINDING_H_
 
 #include <string>
 #include <vector>
 
+#include "storage/base/finding.h"
+
 namespace ckptd::ctl {
-
-enum class Verdict { kOk, kWarning, kFailure };
-
-struct Finding {
-  Verdict verdict = Verdict::kOk;
-  std::string subject;  // "huge pages"
-  std::string what;     // What was found.
-  std::string advice;   // What to do about it. Empty: nothing.
-};
 
 // As a table for people, under a title.
 std::string FindingsText(const std::string& title, const std::vector<Finding>& findings);

@@ -1,4 +1,4 @@
-#include "client/ckptctl/nodes/meeting.h"
+#include "storage/commit/shared/trials/meeting.h"
 
 #include <unistd.h>
 
@@ -10,13 +10,14 @@
 #include <utility>
 
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "storage/base/errors.h"
 #include "storage/base/status_macros.h"
 
-namespace ckptd::ctl {
+namespace ckptd {
 namespace {
 
 using std::chrono::milliseconds;
@@ -40,9 +41,10 @@ absl::Status MakeMeetingDirectory(NodeFiles& files, const std::string& path) {
 
 }  // namespace
 
-bool Until(Clock& clock, milliseconds patience, const std::function<bool()>& is_done) {
+bool Meeting::Await(Clock& clock, milliseconds patience, const std::function<bool()>& is_done) const {
   const Instant deadline = clock.Now() + patience;
   for (int tries = 0;; ++tries) {
+    if (IsStopped()) return false;
     if (is_done()) return true;
     if (clock.Now() >= deadline) return false;
     // No event tells of what another node does.
@@ -60,10 +62,19 @@ absl::StatusOr<std::unique_ptr<Meeting>> Meeting::Enter(NodeFiles* files, Option
   return meeting;
 }
 
-std::string Meeting::Directory() const { return absl::StrCat(options_.root, "/", kMeetingDirectory); }
+absl::Status Meeting::Missing(const std::string& what) const {
+  if (IsStopped()) return absl::CancelledError("the trials were stopped before they were over");
+  return MakeError(absl::StatusCode::kDeadlineExceeded, "NODES_MISSING",
+                   absl::StrCat(what, " after ", options_.patience / std::chrono::seconds(1), " s"));
+}
 
 std::string Meeting::Path(const std::string& name) const {
   return absl::StrCat(Directory(), "/", session_, ".", name);
+}
+
+bool Meeting::IsExpected(const std::string& node) const {
+  const std::vector<std::string>& names = options_.names;
+  return names.empty() || std::find(names.begin(), names.end(), node) != names.end();
 }
 
 absl::Status Meeting::Beat() {
@@ -87,7 +98,7 @@ absl::Status Meeting::Gather() {
     for (const std::string& entry : files_->List(Directory())) {
       if (!absl::EndsWith(entry, kPresent)) continue;
       const std::string node = entry.substr(0, entry.size() - std::strlen(kPresent));
-      if (node == self()) continue;
+      if (node == self() || !IsExpected(node)) continue;
       const absl::StatusOr<std::string> shown = files_->Read(absl::StrCat(Directory(), "/", entry));
       if (!shown.ok() || shown->empty()) continue;
       const auto [before, is_new] = first.try_emplace(node, *shown);
@@ -96,7 +107,7 @@ absl::Status Meeting::Gather() {
     }
     return living.size() >= static_cast<size_t>(options_.nodes);
   };
-  const bool complete = Until(SystemClock(), options_.patience, look);
+  const bool complete = Await(SystemClock(), options_.patience, look);
   CKPTD_RETURN_IF_ERROR(failed);
   std::vector<std::string> nonces;
   for (const auto& [node, nonce] : living) {
@@ -107,12 +118,8 @@ absl::Status Meeting::Gather() {
   if (!complete) {
     files_->RemoveAll(absl::StrCat(Directory(), "/", self(), kPresent));
     files_->RemoveEmptyDir(Directory());
-    return MakeError(
-        absl::StatusCode::kDeadlineExceeded, "NODES_MISSING",
-        absl::StrCat(living.size(), " of ", options_.nodes, " nodes are in ", Directory(), " after ",
-                     options_.patience / std::chrono::seconds(1), " s: ", who,
-                     ". Run the same command on the other nodes at the same time; if it runs there, they do "
-                     "not share this folder, or see its files too late"));
+    return Missing(
+        absl::StrCat(living.size(), " of ", options_.nodes, " nodes are in ", Directory(), " (", who, ")"));
   }
   if (living.size() > static_cast<size_t>(options_.nodes)) {
     return MakeError(
@@ -120,7 +127,13 @@ absl::Status Meeting::Gather() {
         absl::StrCat(living.size(), " nodes are in ", Directory(), ": ", who, ", and --nodes is ",
                      options_.nodes, "; give all of them the number of nodes"));
   }
-  session_ = absl::StrJoin(nonces, "-");
+  // A name of a fixed length, however many they are.
+  uint64_t all = 0;
+  for (const std::string& nonce : nonces) {
+    uint64_t number = 0;
+    if (absl::SimpleHexAtoi(nonce, &number)) all ^= number;
+  }
+  session_ = absl::StrCat(absl::Hex(all, absl::kZeroPad16));
   // Others may not have seen this node change yet.
   CKPTD_RETURN_IF_ERROR(Say("met"));
   for (const std::string& node : nodes_) {
@@ -132,16 +145,16 @@ absl::Status Meeting::Gather() {
       }
       return !failed.ok() || ReadNow(absl::StrCat("met.", node)).ok();
     };
-    if (!Until(SystemClock(), options_.patience, met))
-      return MakeError(absl::StatusCode::kDeadlineExceeded, "NODES_MISSING",
-                       absl::StrCat("node ", node, " has come and has not seen ", self(), " after ",
-                                    options_.patience / std::chrono::seconds(1), " s"));
+    if (!Await(SystemClock(), options_.patience, met))
+      return Missing(absl::StrCat("node ", node, " has come and has not seen ", self()));
     CKPTD_RETURN_IF_ERROR(failed);
   }
   return absl::OkStatus();
 }
 
+// Nothing that a stopped wait has cut short is told.
 absl::Status Meeting::Say(const std::string& what, const std::string& text) {
+  if (IsStopped()) return Missing(what);
   const std::string path = Path(absl::StrCat(what, ".", self()));
   CKPTD_RETURN_IF_ERROR(files_->Write(absl::StrCat(path, ".new"), absl::StrCat(text, "\n")));
   return files_->Rename(absl::StrCat(path, ".new"), path);
@@ -158,11 +171,8 @@ absl::StatusOr<std::string> Meeting::Hear(const std::string& node, const std::st
     heard = ReadNow(absl::StrCat(what, ".", node));
     return heard.ok() && absl::EndsWith(*heard, "\n");
   };
-  if (Until(SystemClock(), options_.patience, is_there)) return heard->substr(0, heard->size() - 1);
-  return MakeError(absl::StatusCode::kDeadlineExceeded, "NODES_MISSING",
-                   absl::StrCat("node ", node, " has not said \"", what, "\" after ",
-                                options_.patience / std::chrono::seconds(1),
-                                " s; look whether the command still runs there"));
+  if (Await(SystemClock(), options_.patience, is_there)) return heard->substr(0, heard->size() - 1);
+  return Missing(absl::StrCat("node ", node, " has not said \"", what, "\""));
 }
 
 absl::StatusOr<std::map<std::string, std::string>> Meeting::HearAll(const std::string& what) {
@@ -188,4 +198,4 @@ void Meeting::Leave() {
 
 void Meeting::Abandon() { files_->RemoveAll(Directory()); }
 
-}  // namespace ckptd::ctl
+}  // namespace ckptd

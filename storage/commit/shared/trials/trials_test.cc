@@ -1,6 +1,6 @@
 // Two or three nodes, each a thread, on one local folder; some of them on files that break one property. Delays
 // are measured on a clock that only such files move: how busy the machine is changes nothing.
-#include "client/ckptctl/nodes/trials.h"
+#include "storage/commit/shared/trials/trials.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -21,15 +21,18 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
-#include "client/ckptctl/nodes/meeting.h"
 #include "storage/base/clock.h"
 #include "storage/base/errors.h"
+#include "storage/commit/shared/trials/meeting.h"
+#include "storage/fs/posix_file_system.h"
 #include "tests/testing/fake_clock.h"
 
-namespace ckptd::ctl {
+namespace ckptd {
 namespace {
 
 using std::chrono::milliseconds;
+
+constexpr char kDirectory[] = "meeting";
 using ::testing::Contains;
 using ::testing::ContainsRegex;
 using ::testing::ElementsAre;
@@ -42,7 +45,8 @@ bool IsOfTrial(const std::string& path, const char* suffix) { return absl::EndsW
 // Shows the bytes of overwritten files as they were, for some time. Each look at them but the first takes 10 ms.
 class StaleFiles : public NodeFiles {
  public:
-  StaleFiles(FakeClock* clock, milliseconds delay) : clock_(*clock), delay_(delay) {}
+  StaleFiles(const NodeFiles& files, FakeClock* clock, milliseconds delay)
+      : NodeFiles(files), clock_(*clock), delay_(delay) {}
   absl::StatusOr<std::string> Read(const std::string& path) override {
     absl::StatusOr<std::string> now = NodeFiles::Read(path);
     if (!now.ok() || !IsOfTrial(path, ".old")) return now;
@@ -64,7 +68,8 @@ class StaleFiles : public NodeFiles {
 // Loses the directory that a handle is open for when it is renamed.
 class LosesHandles : public NodeFiles {
  public:
-  absl::StatusOr<std::string> ReadIn(const UniqueFd& directory, const std::string& name) override {
+  explicit LosesHandles(const NodeFiles& files) : NodeFiles(files) {}
+  absl::StatusOr<std::string> ReadIn(const ScopedHandle& directory, const std::string& name) override {
     const std::string path = std::filesystem::read_symlink(absl::StrCat("/proc/self/fd/", directory.get()));
     if (IsOfTrial(path, ".tag")) return ErrnoError(ESTALE, "reading");
     return NodeFiles::ReadIn(directory, name);
@@ -74,6 +79,7 @@ class LosesHandles : public NodeFiles {
 // Says that a rename has succeeded which another node is to make.
 class LiesAboutRenames : public NodeFiles {
  public:
+  explicit LiesAboutRenames(const NodeFiles& files) : NodeFiles(files) {}
   absl::Status Rename(const std::string& from, const std::string& to) override {
     return absl::StrContains(from, ".race.") ? absl::OkStatus() : NodeFiles::Rename(from, to);
   }
@@ -82,6 +88,7 @@ class LiesAboutRenames : public NodeFiles {
 // Tells when a page has been missing.
 class NoticesMissingPages : public NodeFiles {
  public:
+  explicit NoticesMissingPages(const NodeFiles& files) : NodeFiles(files) {}
   absl::StatusOr<std::string> Read(const std::string& path) override {
     absl::StatusOr<std::string> page = NodeFiles::Read(path);
     if (!page.ok() && IsOfTrial(path, ".page") && !missing_.HasBeenNotified()) missing_.Notify();
@@ -96,10 +103,10 @@ class NoticesMissingPages : public NodeFiles {
 // Replaces a file by removing it first, and is so slow that the other node misses it.
 class ReplacesInTwoSteps : public NodeFiles {
  public:
-  explicit ReplacesInTwoSteps(NoticesMissingPages* other) : other_(*other) {}
+  ReplacesInTwoSteps(const NodeFiles& files, NoticesMissingPages* other) : NodeFiles(files), other_(*other) {}
   absl::Status Rename(const std::string& from, const std::string& to) override {
     if (IsOfTrial(to, ".page")) {
-      std::filesystem::remove(to);
+      EXPECT_TRUE(fs_.Remove(folder_, to, FileType::kRegular).ok());
       other_.AwaitMissing();
     }
     return NodeFiles::Rename(from, to);
@@ -113,6 +120,7 @@ class ReplacesInTwoSteps : public NodeFiles {
 // is before it is replaced.
 class MixesVersions : public NodeFiles {
  public:
+  explicit MixesVersions(const NodeFiles& files) : NodeFiles(files) {}
   absl::StatusOr<std::string> Read(const std::string& path) override {
     absl::StatusOr<std::string> page = NodeFiles::Read(path);
     if (page.ok() && IsOfTrial(path, ".page") && ++reads_ == 2) page->back() = '?';
@@ -126,6 +134,7 @@ class MixesVersions : public NodeFiles {
 // Does not look again for what was missing, unless it is told to ask: so does NFS, for half a minute.
 class KeepsMissingNames : public NodeFiles {
  public:
+  explicit KeepsMissingNames(const NodeFiles& files) : NodeFiles(files) {}
   absl::StatusOr<std::string> Read(const std::string& path) override {
     if (missing_.contains(path)) return ErrnoError(ENOENT, "reading");
     absl::StatusOr<std::string> read = NodeFiles::Read(path);
@@ -147,6 +156,7 @@ class KeepsMissingNames : public NodeFiles {
 // Tells each node at first that another one has made a directory, as GlusterFS may when two make it at once.
 class WithdrawsADirectory : public NodeFiles {
  public:
+  explicit WithdrawsADirectory(const NodeFiles& files) : NodeFiles(files) {}
   absl::Status MakeDir(const std::string& path) override {
     return std::exchange(first_, false) ? ErrnoError(EEXIST, "making") : NodeFiles::MakeDir(path);
   }
@@ -157,6 +167,7 @@ class WithdrawsADirectory : public NodeFiles {
 
 class OtherInode : public NodeFiles {
  public:
+  explicit OtherInode(const NodeFiles& files) : NodeFiles(files) {}
   absl::StatusOr<uint64_t> Inode(const std::string&) override { return 4711; }
 };
 
@@ -167,26 +178,30 @@ class TrialsTest : public ::testing::Test {
             testing::UnitTest::GetInstance()->current_test_info()->name();
     std::filesystem::remove_all(root_);
     std::filesystem::create_directory(root_);
+    fs_ = *MakePosixFileSystem();
+    folder_ = ScopedHandle(fs_.get(), *OpenRootDirectory(root_, std::nullopt));
     settings_.rounds = 2;
-    facts_.mount = {"nfs4", "server:/export", "rw,actimeo=3"};
+    facts_.mounted = {"nfs4", "server:/export", "actimeo=3"};
     facts_.daemon = {true, milliseconds(500)};
     settings_.look = milliseconds(5000);
   }
   ~TrialsTest() override { std::filesystem::remove_all(root_); }
 
+  NodeFiles Files() { return NodeFiles(fs_.get(), folder_.get()); }
+
   absl::StatusOr<Records> TakePart(NodeFiles* files, const std::string& name, int nodes) {
     absl::StatusOr<std::unique_ptr<Meeting>> meeting =
-        Meeting::Enter(files, {root_, name, nodes, std::chrono::seconds(60)});
+        Meeting::Enter(files, {kDirectory, name, nodes, std::chrono::seconds(60)});
     if (!meeting.ok()) return meeting.status();
     const NodeFacts& facts = name == "gpu2" && facts_of_second_ ? *facts_of_second_ : facts_;
-    absl::StatusOr<Records> records = RunTrials(files, meeting->get(), &clock_, settings_, root_, facts);
+    absl::StatusOr<Records> records = RunTrials(files, meeting->get(), &clock_, settings_, facts);
     if (records.ok()) (*meeting)->Leave();
     return records;
   }
 
   // What both nodes find.
   std::vector<Finding> Examine(NodeFiles* files_of_second) {
-    NodeFiles honest;
+    NodeFiles honest = Files();
     return Examine(&honest, files_of_second);
   }
   std::vector<Finding> Examine(NodeFiles* files_of_first, NodeFiles* files_of_second) {
@@ -220,6 +235,8 @@ class TrialsTest : public ::testing::Test {
   }
 
   std::filesystem::path root_;
+  std::unique_ptr<FileSystem> fs_;
+  ScopedHandle folder_;
   TrialSettings settings_;
   NodeFacts facts_;
   std::optional<NodeFacts> facts_of_second_;  // Unset: the same.
@@ -227,7 +244,7 @@ class TrialsTest : public ::testing::Test {
 };
 
 TEST_F(TrialsTest, FindsNothingWrongWithALocalFolder) {
-  NodeFiles files;
+  NodeFiles files = Files();
   const std::vector<Finding> findings = Examine(&files);
   EXPECT_THAT(With(Verdict::kFailure, findings), IsEmpty());
   EXPECT_THAT(With(Verdict::kWarning, findings), IsEmpty());
@@ -236,7 +253,7 @@ TEST_F(TrialsTest, FindsNothingWrongWithALocalFolder) {
 }
 
 TEST_F(TrialsTest, NamesBytesThatAreSeenTooLateAndMeasuresHowLate) {
-  StaleFiles files(&clock_, milliseconds(900));
+  StaleFiles files(Files(), &clock_, milliseconds(900));
   const std::vector<Finding> findings = Examine(&files);
   EXPECT_THAT(With(Verdict::kFailure, findings), ElementsAre("bytes"));
   for (const Finding& each : findings) {
@@ -251,13 +268,13 @@ TEST_F(TrialsTest, NamesBytesThatAreSeenTooLateAndMeasuresHowLate) {
 }
 
 TEST_F(TrialsTest, AcceptsADelayThatTheDaemonsWaitFor) {
-  StaleFiles files(&clock_, milliseconds(100));
+  StaleFiles files(Files(), &clock_, milliseconds(100));
   facts_.daemon->visibility = std::chrono::seconds(5);
   EXPECT_THAT(With(Verdict::kFailure, Examine(&files)), IsEmpty());
 }
 
 TEST_F(TrialsTest, NamesTheNodeWhoseDaemonDoesNotShareTheFolder) {
-  NodeFiles files;
+  NodeFiles files = Files();
   facts_of_second_ = facts_;
   facts_of_second_->daemon->shares = false;
   const std::vector<Finding> findings = Examine(&files);
@@ -266,22 +283,22 @@ TEST_F(TrialsTest, NamesTheNodeWhoseDaemonDoesNotShareTheFolder) {
 }
 
 TEST_F(TrialsTest, NamesDaemonsThatWaitForDifferentTimesAndJudgesByTheShortest) {
-  StaleFiles files(&clock_, milliseconds(900));
+  StaleFiles files(Files(), &clock_, milliseconds(900));
   facts_of_second_ = facts_;
   facts_of_second_->daemon->visibility = std::chrono::seconds(5);
   EXPECT_THAT(With(Verdict::kFailure, Examine(&files)), ElementsAre("shared folder", "bytes"));
 }
 
 TEST_F(TrialsTest, WarnsWhereNoDaemonTellsWhetherTheFolderIsShared) {
-  NodeFiles files;
-  facts_of_second_ = NodeFacts{facts_.mount, std::nullopt, "no daemon answers"};
+  NodeFiles files = Files();
+  facts_of_second_ = NodeFacts{facts_.mounted, std::nullopt, "no daemon answers"};
   const std::vector<Finding> findings = Examine(&files);
   EXPECT_THAT(With(Verdict::kWarning, findings), ElementsAre("shared folder"));
   EXPECT_THAT(Lines(findings), Contains(HasSubstr("gpu2 (no daemon answers)")));
 }
 
 TEST_F(TrialsTest, NamesBytesThatAreNeverSeen) {
-  StaleFiles files(&clock_, std::chrono::hours(1));
+  StaleFiles files(Files(), &clock_, std::chrono::hours(1));
   settings_.look = milliseconds(300);
   const std::vector<Finding> findings = Examine(&files);
   EXPECT_THAT(With(Verdict::kFailure, findings), ElementsAre("bytes"));
@@ -289,36 +306,36 @@ TEST_F(TrialsTest, NamesBytesThatAreNeverSeen) {
 }
 
 TEST_F(TrialsTest, NamesAnOpenDirectoryThatIsLostWhenItIsRenamed) {
-  LosesHandles files;
+  LosesHandles files(Files());
   EXPECT_THAT(With(Verdict::kFailure, Examine(&files)), ElementsAre("open directory"));
 }
 
 TEST_F(TrialsTest, NamesRenamesOfWhichTwoSucceed) {
-  LiesAboutRenames files;
+  LiesAboutRenames files(Files());
   EXPECT_THAT(With(Verdict::kFailure, Examine(&files)), ElementsAre("renames of one name"));
 }
 
 TEST_F(TrialsTest, WarnsOfAFileThatIsMissingWhileItIsReplaced) {
-  NoticesMissingPages notices;
-  ReplacesInTwoSteps files(&notices);
+  NoticesMissingPages notices(Files());
+  ReplacesInTwoSteps files(Files(), &notices);
   const std::vector<Finding> findings = Examine(&notices, &files);
   EXPECT_THAT(With(Verdict::kWarning, findings), ElementsAre("replaced file"));
   EXPECT_THAT(With(Verdict::kFailure, findings), IsEmpty());
 }
 
 TEST_F(TrialsTest, NamesAReplacementThatShowsTwoVersionsAtOnce) {
-  MixesVersions files;
+  MixesVersions files(Files());
   EXPECT_THAT(With(Verdict::kFailure, Examine(&files)), ElementsAre("replaced file"));
 }
 
 TEST_F(TrialsTest, NamesInodesThatDiffer) {
-  OtherInode files;
+  OtherInode files(Files());
   EXPECT_THAT(With(Verdict::kFailure, Examine(&files)), ElementsAre("inode of the root"));
 }
 
 TEST_F(TrialsTest, ThreeNodesMeasureAllWays) {
   settings_.rounds = 1;
-  NodeFiles files;
+  NodeFiles files = Files();
   absl::StatusOr<Records> one, two, three;
   std::thread first([&] { one = TakePart(&files, "gpu1", 3); });
   std::thread second([&] { two = TakePart(&files, "gpu2", 3); });
@@ -333,8 +350,8 @@ TEST_F(TrialsTest, ThreeNodesMeasureAllWays) {
 }
 
 TEST_F(TrialsTest, MeetingNamesTheNodesThatHaveComeWhenOneIsMissing) {
-  NodeFiles files;
-  const absl::Status missing = Meeting::Enter(&files, {root_, "gpu1", 2, milliseconds(300)}).status();
+  NodeFiles files = Files();
+  const absl::Status missing = Meeting::Enter(&files, {kDirectory, "gpu1", 2, milliseconds(300)}).status();
   EXPECT_EQ(ReasonOf(missing), "NODES_MISSING");
   EXPECT_THAT(std::string(missing.message()), HasSubstr("1 of 2 nodes"));
   EXPECT_THAT(std::string(missing.message()), HasSubstr("gpu1"));
@@ -342,27 +359,29 @@ TEST_F(TrialsTest, MeetingNamesTheNodesThatHaveComeWhenOneIsMissing) {
 }
 
 TEST_F(TrialsTest, MeetingIgnoresWhatAKilledNodeHasLeft) {
-  std::filesystem::create_directory(root_ / kMeetingDirectory);
-  std::ofstream(root_ / kMeetingDirectory / "gpu7.here") << "0123 5";
-  NodeFiles files;
+  std::filesystem::create_directory(root_ / kDirectory);
+  std::ofstream(root_ / kDirectory / "gpu7.here") << "0123 5";
+  NodeFiles files = Files();
   EXPECT_THAT(With(Verdict::kFailure, Examine(&files)), IsEmpty());
 }
 
 TEST_F(TrialsTest, NodesHearEachOtherHoweverLongAClientKeepsMissingNames) {
-  KeepsMissingNames first, second;
+  KeepsMissingNames first(Files()), second(Files());
   EXPECT_THAT(With(Verdict::kFailure, Examine(&first, &second)), IsEmpty());
 }
 
 TEST_F(TrialsTest, NodesMeetAlthoughAllAreToldThatTheDirectoryExists) {
-  WithdrawsADirectory first, second;
+  WithdrawsADirectory first(Files()), second(Files());
   EXPECT_THAT(With(Verdict::kFailure, Examine(&first, &second)), IsEmpty());
 }
 
 TEST_F(TrialsTest, WaitNamesTheNodeThatHasEnded) {
-  NodeFiles files;
-  std::thread leaves([&] { (void)Meeting::Enter(&files, {root_, "gpu2", 2, std::chrono::seconds(20)}); });
+  NodeFiles files = Files();
+  std::thread leaves([&] {
+    (void)Meeting::Enter(&files, {kDirectory, "gpu2", 2, std::chrono::seconds(20)});
+  });
   const absl::StatusOr<std::unique_ptr<Meeting>> meeting =
-      Meeting::Enter(&files, {root_, "gpu1", 2, milliseconds(2000)});
+      Meeting::Enter(&files, {kDirectory, "gpu1", 2, milliseconds(2000)});
   leaves.join();
   ASSERT_TRUE(meeting.ok()) << meeting.status();
   const absl::Status silent = (*meeting)->Hear("gpu2", "primed").status();
@@ -371,4 +390,4 @@ TEST_F(TrialsTest, WaitNamesTheNodeThatHasEnded) {
 }
 
 }  // namespace
-}  // namespace ckptd::ctl
+}  // namespace ckptd

@@ -1,4 +1,4 @@
-#include "client/ckptctl/nodes/trials.h"
+#include "storage/commit/shared/trials/trials.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -15,7 +15,7 @@
 #include "storage/base/errors.h"
 #include "storage/base/status_macros.h"
 
-namespace ckptd::ctl {
+namespace ckptd {
 namespace {
 
 constexpr char kOldBytes[] = "old";
@@ -39,12 +39,15 @@ class Trials {
   Trials(NodeFiles* files, Meeting* meeting, Clock* clock, const TrialSettings& settings)
       : files_(*files), meeting_(*meeting), clock_(*clock), settings_(settings) {}
 
-  absl::StatusOr<Records> Run(const std::string& root, const NodeFacts& facts) {
-    const absl::StatusOr<uint64_t> inode = files_.Inode(root);
+  absl::StatusOr<Records> Run(const NodeFacts& facts) {
+    const absl::StatusOr<uint64_t> inode = files_.Inode("");
     Note("inode", meeting_.self(), inode.ok() ? absl::StrCat(*inode) : Word(inode.status()));
     NoteFacts(facts);
     CKPTD_RETURN_IF_ERROR(TryRenames());
-    for (const std::string& writer : meeting_.nodes()) {
+    std::vector<std::string> writers = meeting_.nodes();
+    if (settings_.writers > 0)
+      writers.resize(std::min(writers.size(), static_cast<size_t>(settings_.writers)));
+    for (const std::string& writer : writers) {
       const bool writes = writer == meeting_.self();
       for (int round = 0; round < settings_.rounds; ++round) {
         const std::string name = absl::StrCat(writer, ".", round);
@@ -82,8 +85,9 @@ class Trials {
   }
 
   void NoteFacts(const NodeFacts& facts) {
-    const Mount& mount = facts.mount;
-    Note("mount", meeting_.self(), mount.type, mount.source, CachingOptions(mount), IsLocal(mount) ? 1 : 0);
+    if (const auto& mounted = facts.mounted)
+      Note("mount", meeting_.self(), mounted->type, mounted->source, mounted->caching,
+           mounted->is_local ? 1 : 0);
     if (!facts.daemon) return Note("no daemon", meeting_.self(), facts.no_daemon);
     Note("daemon", meeting_.self(), facts.daemon->shares ? 1 : 0,
          facts.daemon->visibility / std::chrono::milliseconds(1));
@@ -91,7 +95,7 @@ class Trials {
 
   // Whether it was so before the time of a measurement was over. Looks as the daemons do, which ask for names anew.
   bool Look(const std::function<bool()>& is_so) {
-    return Until(clock_, settings_.look, [&] {
+    return meeting_.Await(clock_, settings_.look, [&] {
       files_.AskForNames(meeting_.Directory());
       return is_so();
     });
@@ -148,7 +152,7 @@ class Trials {
     int64_t said_us = 0;
     if (fields.size() != 2 + changes.size() || !absl::SimpleAtoi(fields[0], &said_us))
       return MakeError(absl::StatusCode::kInternal, "NODES_DIFFER",
-                       absl::StrCat("node ", node, " runs another version of ckptctl: it says ", saw));
+                       absl::StrCat("node ", node, " runs another version of ckptd: it says ", saw));
     Note("handle", meeting_.self(), node, fields[1]);
     Reader& reader = readers_[node];
     const int64_t back = heard_us - said_us;
@@ -191,7 +195,7 @@ class Trials {
     (void)files_.Size(path + ".name");
     (void)files_.Size(path + ".tag/file");
     (void)files_.Size(path + ".old");
-    CKPTD_ASSIGN_OR_RETURN(const UniqueFd held, files_.OpenDir(path + ".dir"));
+    CKPTD_ASSIGN_OR_RETURN(const ScopedHandle held, files_.OpenDir(path + ".dir"));
     CKPTD_RETURN_IF_ERROR(files_.ReadIn(held, "file").status());
     CKPTD_RETURN_IF_ERROR(meeting_.Say(absl::StrCat("primed.", name)));
 
@@ -283,9 +287,8 @@ class Trials {
 }  // namespace
 
 absl::StatusOr<Records> RunTrials(NodeFiles* files, Meeting* meeting, Clock* clock,
-                                  const TrialSettings& settings, const std::string& root,
-                                  const NodeFacts& facts) {
-  return Trials(files, meeting, clock, settings).Run(root, facts);
+                                  const TrialSettings& settings, const NodeFacts& facts) {
+  return Trials(files, meeting, clock, settings).Run(facts);
 }
 
-}  // namespace ckptd::ctl
+}  // namespace ckptd

@@ -1,7 +1,6 @@
-// How the doctors of several nodes find each other and talk: by files in a directory of the folder that they
-// examine.
-#ifndef CKPTD_CLIENT_CKPTCTL_NODES_MEETING_H_
-#define CKPTD_CLIENT_CKPTCTL_NODES_MEETING_H_
+// How the nodes that try a folder together find each other and talk: by files in a directory of that folder.
+#ifndef CKPTD_STORAGE_COMMIT_SHARED_TRIALS_MEETING_H_
+#define CKPTD_STORAGE_COMMIT_SHARED_TRIALS_MEETING_H_
 
 #include <chrono>
 #include <functional>
@@ -12,21 +11,21 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "client/ckptctl/nodes/node_files.h"
 #include "storage/base/clock.h"
+#include "storage/commit/shared/trials/node_files.h"
 
-namespace ckptd::ctl {
+namespace ckptd {
 
-inline constexpr char kMeetingDirectory[] = ".ckptd-doctor-nodes";
-
-// One doctor among others. Each wait has a deadline, and its error names the node that is missing.
+// One node among others. Each wait has a deadline, and its error names the node that is missing.
 class Meeting {
  public:
   struct Options {
-    std::string root;
-    std::string name;  // Of this node; no two nodes have the same.
-    int nodes = 2;     // How many meet.
+    std::string directory;  // Where they meet, a name in the folder.
+    std::string name;       // Of this node; no two nodes have the same.
+    int nodes = 2;          // How many meet.
     std::chrono::milliseconds patience = std::chrono::seconds(60);  // For each wait.
+    std::vector<std::string> names = {};                            // Who meets; empty: whoever comes.
+    std::function<bool()> stopped = nullptr;  // True: all calls end with CANCELLED. Null: never.
   };
 
   // Returns when as many nodes are there.
@@ -38,7 +37,7 @@ class Meeting {
   const std::string& self() const { return options_.name; }
   bool IsFirst() const { return nodes_.front() == self(); }
 
-  std::string Directory() const;
+  const std::string& Directory() const { return options_.directory; }
   // The path of a file of this meeting.
   std::string Path(const std::string& name) const;
 
@@ -51,6 +50,9 @@ class Meeting {
   absl::StatusOr<std::map<std::string, std::string>> Exchange(const std::string& what,
                                                               const std::string& text = "");
 
+  // Calls `is_done` until it returns true, at first often. False: not in time, by `clock`, or stopped.
+  bool Await(Clock& clock, std::chrono::milliseconds patience, const std::function<bool()>& is_done) const;
+
   // Waits until all have done so; then the first node removes what is there.
   void Leave();
   // Removes what is there without waiting: the meeting has failed.
@@ -60,6 +62,10 @@ class Meeting {
   Meeting(NodeFiles* files, Options options) : files_(files), options_(std::move(options)) {}
 
   absl::Status Gather();
+  bool IsExpected(const std::string& node) const;
+  bool IsStopped() const { return options_.stopped && options_.stopped(); }
+  // What to say of a wait that has ended without what it was for.
+  absl::Status Missing(const std::string& what) const;
   // Shows the others that this process lives: what a killed one has left stays as it is.
   absl::Status Beat();
   // What is at Path(name), however long this node's client of the file system keeps names.
@@ -73,8 +79,5 @@ class Meeting {
   std::string session_;  // Tells this meeting from an earlier one.
 };
 
-// Calls `is_done` until it returns true, at first often. False: not in time, by `clock`.
-bool Until(Clock& clock, std::chrono::milliseconds patience, const std::function<bool()>& is_done);
-
-}  // namespace ckptd::ctl
-#endif  // CKPTD_CLIENT_CKPTCTL_NODES_MEETING_H_
+}  // namespace ckptd
+#endif  // CKPTD_STORAGE_COMMIT_SHARED_TRIALS_MEETING_H_

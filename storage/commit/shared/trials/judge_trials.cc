@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <map>
 #include <set>
@@ -11,9 +12,9 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
-#include "client/ckptctl/nodes/trials.h"
+#include "storage/commit/shared/trials/trials.h"
 
-namespace ckptd::ctl {
+namespace ckptd {
 namespace {
 
 constexpr int64_t kMuchUs =
@@ -23,6 +24,9 @@ constexpr char kCacheForLess[] =
     "have the clients cache names and attributes for a shorter time (NFS: actimeo=3; FUSE: "
     "attribute-timeout, "
     "entry-timeout and negative-timeout of 1 s)";
+
+constexpr char kSharedFolder[] = "shared folder";
+constexpr std::array kDelays = {"names", "sizes", "bytes", "renamed directories"};
 
 using Fields = std::vector<std::string>;
 
@@ -89,24 +93,23 @@ Configured ConfiguredOf(const std::vector<Fields>& daemons, const std::vector<Fi
 }
 
 Finding Shared(const Configured& configured) {
-  constexpr char kSubject[] = "shared folder";
   if (!configured.shares_not.empty())
-    return {Verdict::kFailure, kSubject,
+    return {Verdict::kFailure, kSharedFolder,
             absl::StrCat("not in cluster.shared_folders of ", absl::StrJoin(configured.shares_not, ", ")),
             "name the folder, or one above it, on all nodes, and restart the daemons"};
   if (configured.nodes.size() > 1) {
     std::vector<std::string> words;
     for (const auto& [ms, names] : configured.nodes)
       words.push_back(absl::StrCat(ms / 1000, " s on ", absl::StrJoin(names, ", ")));
-    return {Verdict::kFailure, kSubject,
+    return {Verdict::kFailure, kSharedFolder,
             absl::StrCat("cluster.visibility_seconds is ", absl::StrJoin(words, ", and ")),
             "set the same on all nodes, and restart the daemons"};
   }
   if (!configured.unknown.empty())
-    return {Verdict::kWarning, kSubject,
+    return {Verdict::kWarning, kSharedFolder,
             absl::StrCat("not known whether it is one on ", absl::StrJoin(configured.unknown, ", ")),
             "run this again as root where the daemons run"};
-  return {Verdict::kOk, kSubject, "in cluster.shared_folders of all nodes", ""};
+  return {Verdict::kOk, kSharedFolder, "in cluster.shared_folders of all nodes", ""};
 }
 
 // The daemons can be told to wait longer, within bounds.
@@ -209,6 +212,12 @@ Finding Clocks(const std::vector<Fields>& records) {
 
 }  // namespace
 
+bool IsOfDelay(const Finding& finding) {
+  return std::find(kDelays.begin(), kDelays.end(), finding.subject) != kDelays.end();
+}
+
+bool IsOfConfiguration(const Finding& finding) { return finding.subject == kSharedFolder; }
+
 std::vector<Finding> JudgeTrials(const Records& records, const TrialSettings& settings) {
   std::map<std::string, std::vector<Fields>> of;
   std::map<std::string, std::vector<Fields>> delays;
@@ -219,7 +228,10 @@ std::vector<Finding> JudgeTrials(const Records& records, const TrialSettings& se
   }
   for (auto& [kind, list] : of) std::sort(list.begin(), list.end());
   const Configured configured = ConfiguredOf(of["daemon"], of["no daemon"]);
-  std::vector<Finding> findings = {Mounts(of["mount"]), Shared(configured), Inodes(of["inode"])};
+  std::vector<Finding> findings;
+  if (!of["mount"].empty()) findings.push_back(Mounts(of["mount"]));
+  findings.push_back(Shared(configured));
+  findings.push_back(Inodes(of["inode"]));
   for (auto& [kind, list] : delays) {
     std::sort(list.begin(), list.end());
     findings.push_back(Delay(kind, list, settings, configured.least_ms()));
@@ -234,4 +246,4 @@ std::vector<Finding> JudgeTrials(const Records& records, const TrialSettings& se
   return findings;
 }
 
-}  // namespace ckptd::ctl
+}  // namespace ckptd

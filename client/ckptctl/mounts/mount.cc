@@ -1,4 +1,4 @@
-#include "client/ckptctl/nodes/mount.h"
+#include "client/ckptctl/mounts/mount.h"
 
 #include <algorithm>
 #include <array>

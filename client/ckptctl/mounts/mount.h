@@ -1,6 +1,6 @@
 // Which file system a folder is on, as the kernel mounted it.
-#ifndef CKPTD_CLIENT_CKPTCTL_NODES_MOUNT_H_
-#define CKPTD_CLIENT_CKPTCTL_NODES_MOUNT_H_
+#ifndef CKPTD_CLIENT_CKPTCTL_MOUNTS_MOUNT_H_
+#define CKPTD_CLIENT_CKPTCTL_MOUNTS_MOUNT_H_
 
 #include <string>
 
@@ -24,4 +24,4 @@ std::string CachingOptions(const Mount& mount);
 bool IsLocal(const Mount& mount);
 
 }  // namespace ckptd::ctl
-#endif  // CKPTD_CLIENT_CKPTCTL_NODES_MOUNT_H_
+#endif  // CKPTD_CLIENT_CKPTCTL_MOUNTS_MOUNT_H_
