@@ -35,7 +35,7 @@ NodesRun::NodesRun(Etcd* etcd, Clock* clock, SharedFilesIo* files, Options optio
              {.run = options_.path,
               .post = options_.post,
               .why_unregistered = [this] { return WhyUnregistered(); },
-              .check_use = [this] { return CheckUse(); }},
+              .may_begin = [this] { return MayBeginSave(); }},
              {.changed = [this](const SaveId& save,
                                 const Decision& decision) { hooks_.changed(save, decision); },
               .failed = [this](const SaveId& save, const absl::Status& why) { hooks_.failed(save, why); },
@@ -103,6 +103,9 @@ void NodesRun::Opened(const SharedFilesIo::RunOfRoot& root) {
           },
           [this](int64_t attempt, const storage::v1::UploadRecord& policy, Ledger::Answer<absl::Status> set) {
             uploads_->SetPolicy(attempt, policy, std::move(set));
+          },
+          [this](int64_t attempt, int world_size) {
+            if (node_) trial_->Joined(attempt, world_size, node_->name);
           }});
   calls_ = std::make_unique<LedgerCalls>(clock_, absl::StrCat("run ", run), why);
   resume_ =
@@ -133,6 +136,14 @@ void NodesRun::Opened(const SharedFilesIo::RunOfRoot& root) {
   uploads_ =
       std::make_unique<UploadKeys>(etcd_, clock_, UploadKeys::Options{prefix_, run, options_.patience, why},
                                    [this](const absl::Status& refused) { over_ = refused; });
+  trial_ = std::make_unique<RootTrial>(
+      etcd_, clock_, files_, RootTrial::Options{prefix_, run, options_.visibility},
+      RootTrial::Hooks{.changed = [this] { OnUnsuitableChanged(); },
+                       .noticed = [this](const std::string& message) { hooks_.noticed(message); },
+                       .succeeded =
+                           [this](const std::string& message) {
+                             if (options_.log_info) options_.log_info(message);
+                           }});
 }
 
 void NodesRun::Start(Hooks hooks) {
@@ -308,6 +319,19 @@ absl::Status NodesRun::CheckUse() const {
   return ckptd::CheckUse(root_.uid, uses, options_.bound);
 }
 
+absl::Status NodesRun::MayBeginSave() const {
+  if (trial_ != nullptr && !trial_->unsuitable().ok()) return trial_->unsuitable();
+  return CheckUse();
+}
+
+// A scan takes the warning into what is known of the root, or out of it.
+void NodesRun::OnUnsuitableChanged() {
+  const absl::Status& why = trial_->unsuitable();
+  if (!why.ok() && options_.log_error) options_.log_error(std::string(why.message()));
+  if (!why.ok()) saves_.FailUndurable(why);
+  hooks_.root_changed();
+}
+
 // The node's other runs begin anew with it, so one that cannot go on under any does not ask often.
 void NodesRun::AskForRegistration() {
   const Instant now = clock_->Now();
@@ -327,6 +351,7 @@ void NodesRun::OnTick() {
   RunDue();
   list_.OnTick();
   ledger_->OnTick();
+  trial_->OnTick();
   calls_->OnTick();
   resume_->OnTick();
   readers_->OnTick();
@@ -634,6 +659,7 @@ void NodesRun::ApplyDecided(RootSnapshot* root) {
     of_highest_attempt_ = sequence;
   }
   half_removed_ = root->half_removed;
+  if (!trial_->unsuitable().ok()) root->probe.warnings.emplace_back(trial_->unsuitable().message());
   list_.Apply(root);
   // A checkpoint was moved in: saves that begin and attempts that join from now on come after it.
   if (saves_.registered() &&

@@ -31,6 +31,7 @@
 #include "daemon/cluster/node/upload_keys.h"
 #include "daemon/cluster/node/use_counter.h"
 #include "daemon/cluster/nodes_root_io.h"
+#include "daemon/cluster/root_trial.h"
 #include "daemon/cluster/saves_over_registrations.h"
 #include "daemon/engine/seams/authority.h"
 #include "daemon/engine/seams/shared_files_io.h"
@@ -67,6 +68,8 @@ class NodesRun : public Authority, public NodesReading, public SharedUploads {
     std::function<void(const absl::Status& why)> register_anew;
     // For the errors that ranks get while this node is not registered. May be null.
     LedgerCalls::WhyUnregistered why_unregistered;
+    // Logs what an operator must mend, and what is only to be known. May be null.
+    std::function<void(const std::string&message)> log_error = nullptr, log_info = nullptr;
   };
   // `etcd`, `clock` and `files` must outlive it; `files` is that of the NodesRootIo that the engine gets.
   NodesRun(Etcd* etcd, Clock* clock, SharedFilesIo* files, Options options);
@@ -180,6 +183,8 @@ class NodesRun : public Authority, public NodesReading, public SharedUploads {
   absl::Status WhyUnregistered() const;
   std::string UsesOfOwner() const { return UsesOf(options_.cluster_prefix, root_.uid); }
   absl::Status CheckUse() const;
+  absl::Status MayBeginSave() const;
+  void OnUnsuitableChanged();
   void BeginRegistration();
   void GoOnWithRegistration();
   ledger::v1::RunRoot RootOf(const SharedFilesIo::RunOfRoot& root) const;
@@ -229,6 +234,7 @@ class NodesRun : public Authority, public NodesReading, public SharedUploads {
   std::unique_ptr<SettingKeys> settings_;
   std::unique_ptr<CoordinatorRequests> requests_;
   std::unique_ptr<UploadKeys> uploads_;
+  std::unique_ptr<RootTrial> trial_;
 
   // Of the present registration.
   std::unique_ptr<RunCoordinator> election_;

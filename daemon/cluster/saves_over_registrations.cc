@@ -75,7 +75,7 @@ void SavesOverRegistrations::Begin(const SaveId& save, Instant admission_deadlin
   const auto [saving, is_new] = savings_.try_emplace(save);
   if (!is_new && !saving->second.given_up.ok()) return RepeatFailure(save);
   if (!is_new) return;
-  if (const absl::Status use = options_.check_use(); !use.ok()) return Refuse(save, use);
+  if (const absl::Status may = options_.may_begin(); !may.ok()) return Refuse(save, may);
   saving->second.deadline = admission_deadline;
   saving->second.ranks = ranks;
   if (saves_ != nullptr) saves_->Begin(NameOf(save), admission_deadline, ranks);
@@ -133,12 +133,15 @@ void SavesOverRegistrations::Durable(const SaveId& save, const std::string& dige
   if (saves_ != nullptr) saves_->Durable(NameOf(save), digest);
 }
 
-void SavesOverRegistrations::EndAll(Instant deadline, absl::AnyInvocable<void()> ended) {
-  if (saves_ == nullptr) return ended();  // The other nodes cannot be told.
-  const absl::Status why = NodeEnds(node_name_);
+void SavesOverRegistrations::FailUndurable(const absl::Status& why) {
   for (const auto& [save, saving] : savings_) {
     if (saving.digest.empty() && saving.given_up.ok()) Fail(save, why);
   }
+}
+
+void SavesOverRegistrations::EndAll(Instant deadline, absl::AnyInvocable<void()> ended) {
+  if (saves_ == nullptr) return ended();  // The other nodes cannot be told.
+  FailUndurable(NodeEnds(node_name_));
   all_ended_ = std::move(ended);
   end_all_by_ = deadline;
 }

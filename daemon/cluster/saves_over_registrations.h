@@ -36,7 +36,7 @@ class SavesOverRegistrations {
     // Runs the work later, on the thread that uses the object.
     std::function<void(absl::AnyInvocable<void()>)> post;
     std::function<absl::Status()> why_unregistered;  // OK: not known.
-    std::function<absl::Status()> check_use;         // Not OK: the owner of the run may begin no save.
+    std::function<absl::Status()> may_begin;         // Not OK: no save may begin.
   };
   struct Hooks {
     // As those of Authority::Hooks.
@@ -75,6 +75,8 @@ class SavesOverRegistrations {
   void Fail(const SaveId& save, const absl::Status& why);
   void Sealed(const SaveId& save);
   void Durable(const SaveId& save, const std::string& digest);
+  // Ends those that are not durable here, for all nodes.
+  void FailUndurable(const absl::Status& why);
   void WhenEnded(const SaveId& save, Callback<std::optional<Authority::Decision>> ended) {
     awaited_ends_.push_back({save, std::move(ended)});
   }

@@ -270,6 +270,7 @@ absl::StatusOr<std::unique_ptr<SharedFilesIo>> ThreadedRootIoFactory::MakeShared
 absl::StatusOr<std::unique_ptr<SharedFilesIo>> ThreadedRootIoFactory::MakeShared(
     const std::string& device, RootOpener open, SharedRootIdentity identity) {
   CKPTD_ASSIGN_OR_RETURN(RootThreads threads, ThreadsOf(device));
+  CKPTD_ASSIGN_OR_RETURN(threads.trials, WorkersOf("try-" + device));
   return MakeSharedDiskRootIo(std::move(threads), std::move(open), std::move(identity));
 }
 
@@ -307,7 +308,7 @@ void ThreadedRootIoFactory::DropUnused() {
       ++device;
       continue;
     }
-    for (const char* prefix : {"", "ask-", "scrub-"}) {
+    for (const char* prefix : {"", "ask-", "scrub-", "try-"}) {
       const auto found = workers_.find(prefix + device->first);
       if (found == workers_.end()) continue;
       found->second->BeginEnd();

@@ -69,6 +69,7 @@ struct Node {
   absl::StatusOr<SharedUploads::Newest> restored = SharedUploads::Newest{"step_9", 9};  // Its answer.
   bool holds_restores = false;                                                          // It gives none.
   std::vector<std::string> lost, noticed, coordinators;
+  std::vector<std::string> errors;      // In its log.
   absl::Status failed;                  // What it was told last of a save that has failed here.
   std::vector<std::string> asked_anew;  // Why it has asked for a new registration.
   int root_changes = 0, leadership_changes = 0;
@@ -128,6 +129,7 @@ class NodesRunContract : public ::testing::TestWithParam<EtcdKind> {
     options.path = "/shared/run";
     options.post = [after](absl::AnyInvocable<void()> work) { after(milliseconds(1), std::move(work)); };
     options.register_anew = [&node](const absl::Status& why) { node.asked_anew.push_back(ReasonOf(why)); };
+    options.log_error = [&node](const std::string& message) { node.errors.push_back(message); };
     node.run = std::make_unique<NodesRun>(node.etcd.get(), etcd_.clock(), node.io->files(), options);
     node.io->Connect(node.run.get());
     if (opens_without_etcd_) CutOff(node, true);
@@ -3176,6 +3178,85 @@ TEST_P(NodesRunContract, AJoinWaitsForEtcdToKnowWhatIsUploaded) {
   RunUntil([&] { return joined.has_value(); });
   ASSERT_TRUE(joined.has_value() && joined->ok());
   EXPECT_EQ(ReadUploads(node)->attempt, **joined);
+}
+
+// ---- whether the root suits several nodes
+
+TEST_P(NodesRunContract, AllNodesOfALaunchTryTheRootTogetherWhenTheLastRankHasJoined) {
+  for (Node& node : all_) node.files->tried.clear();
+  ASSERT_EQ(Join(all_[0], "launch2").value_or(-1), 2);
+  ASSERT_EQ(Join(all_[1], "launch2").value_or(-1), 2);
+  RunFor(seconds(2));
+  EXPECT_THAT(all_[0].files->tried, IsEmpty());
+  ASSERT_EQ(Join(all_[2], "launch2").value_or(-1), 2);
+  RunFor(seconds(15));
+  for (const Node& node : all_) {
+    ASSERT_THAT(node.files->tried, SizeIs(1)) << node.name;
+    EXPECT_THAT(node.files->tried[0].nodes, ElementsAre("node1", "node2", "node3"));
+    EXPECT_EQ(node.files->tried[0].self, node.name);
+    EXPECT_EQ(node.files->tried[0].attempt, 2);
+    EXPECT_THAT(node.noticed, IsEmpty());
+  }
+}
+
+TEST_P(NodesRunContract, ALaunchOnOneNodeTriesNothing) {
+  for (Node& node : all_) node.files->tried.clear();
+  EXPECT_EQ(LaunchAlone(all_[0]), 2);
+  RunFor(seconds(10));
+  EXPECT_THAT(all_[0].files->tried, IsEmpty());
+}
+
+TEST_P(NodesRunContract, SavesAreRefusedWhereTheNodesFindTheRootUnsuitableUntilALaunchFindsItSuitable) {
+  for (Node& node : all_) {
+    node.seals = false;
+    node.files->found->unsuitable = {{Verdict::kFailure, "renames of one name",
+                                      "that of each of node1, node3 has succeeded",
+                                      "choose another file system"}};
+  }
+  for (Node& node : all_) ASSERT_EQ(Join(node, "launch2").value_or(-1), 2);
+  ASSERT_TRUE(Activate(all_[0], 2).ok());
+  BeginAll("step_1", 2);
+  RunUntilAllHeard("step_1", "ENDED ROOT_UNSUITABLE");  // It was under way.
+  RunFor(seconds(15));
+  BeginAll("step_2", 2);
+  RunUntilAllHeard("step_2", "FAILED ROOT_UNSUITABLE");
+  const auto warnings = [this](Node& node) {
+    return Ask<absl::StatusOr<RootSnapshot>>([&](auto done) { node.io->Rescan(std::move(done)); })
+        ->probe.warnings;
+  };
+  for (Node& node : all_) {
+    const std::string why(node.failed.message());
+    EXPECT_THAT(why, HasSubstr("the nodes node1, node2, node3 have found"));
+    EXPECT_THAT(
+        why, HasSubstr("renames of one name: that of each of node1, node3 has succeeded -> choose another"));
+    EXPECT_THAT(why, HasSubstr("ckptctl doctor /shared/run --nodes=3"));
+    EXPECT_THAT(node.errors, ElementsAre(why));
+    EXPECT_THAT(warnings(node), ElementsAre(why));
+    node.files->found = NodesTried();
+    node.seals = true;
+  }
+  for (Node& node : all_) ASSERT_EQ(Join(node, "launch3").value_or(-1), 3);
+  ASSERT_TRUE(Activate(all_[0], 3).ok());
+  RunFor(seconds(15));
+  SaveAll("step_3", 3);
+  EXPECT_THAT(warnings(all_[0]), IsEmpty());
+}
+
+TEST_P(NodesRunContract, WhatCouldNotBeTriedRefusesNothingAndIsTriedAtTheNextLaunch) {
+  for (Node& node : all_) node.files->found = absl::DeadlineExceededError("node node3 has not said \"met\"");
+  for (Node& node : all_) ASSERT_EQ(Join(node, "launch2").value_or(-1), 2);
+  ASSERT_TRUE(Activate(all_[0], 2).ok());
+  RunFor(seconds(15));
+  for (const Node& node : all_) {
+    EXPECT_THAT(node.noticed,
+                ElementsAre(AllOf(HasSubstr("could not try together"), HasSubstr("node3 has not said"))));
+    EXPECT_THAT(node.errors, IsEmpty());
+  }
+  SaveAll("step_1", 2);
+  for (Node& node : all_) node.files->tried.clear();
+  for (Node& node : all_) ASSERT_EQ(Join(node, "launch3").value_or(-1), 3);
+  RunFor(seconds(15));
+  for (const Node& node : all_) EXPECT_THAT(node.files->tried, SizeIs(1)) << node.name;
 }
 
 }  // namespace

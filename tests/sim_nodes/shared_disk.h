@@ -250,6 +250,7 @@ class SimSharedFiles : public SharedFilesIo {
 
   // ---- calls that the simulation does not make
   void SetPinned(std::string tag, int64_t sequence, bool pinned, Callback<absl::Status> done) override;
+  void TryNodes(NodesToTry trying, Callback<absl::StatusOr<NodesTried>> done) override;
   void ReadBack(std::shared_ptr<CheckpointReader> reader, std::string path, int64_t offset, int64_t size,
                 Callback<absl::Status> done) override;
   void ReadFiles(std::shared_ptr<CheckpointReader> reader, std::vector<FileTarget> files,

@@ -184,6 +184,12 @@ void SimSharedFiles::FreeBytes(Callback<absl::StatusOr<int64_t>> done) {
                                [] { return int64_t{1} << 40; });
 }
 
+// Not one of the metadata worker's requests, behind which others wait. The file system gives what nodes need.
+void SimSharedFiles::TryNodes(NodesToTry, Callback<absl::StatusOr<NodesTried>> done) {
+  Later(disk_.Latency(milliseconds(100), std::chrono::seconds(5)),
+        [done = std::move(done)]() mutable { done(NodesTried()); });
+}
+
 // ---- this node's part
 
 void SimSharedFiles::OpenPart(InflightId64 id, const std::string&, int64_t, const std::string& inflight,

@@ -36,7 +36,9 @@ class FakeSharedFiles : public SharedFilesIo {
   // Of the root's directory.
   uint64_t root_inode = 7;
   uint32_t root_uid = 1000;
-  absl::Status pin_error;  // Why no pin can be recorded.
+  absl::Status pin_error;                           // Why no pin can be recorded.
+  absl::StatusOr<NodesTried> found = NodesTried();  // With the other nodes.
+  std::vector<NodesToTry> tried;
 
   int open_readers() const { return *readers_; }
   // Nothing that this node asks for is carried out or answered until EndHang.
@@ -55,6 +57,10 @@ class FakeSharedFiles : public SharedFilesIo {
   }
   void RunId(ckptd::Callback<absl::StatusOr<RunOfRoot>> done) override {
     Say<absl::StatusOr<RunOfRoot>>(std::move(done), RunOfRoot{run_id_, root_inode, root_uid});
+  }
+  void TryNodes(NodesToTry trying, ckptd::Callback<absl::StatusOr<NodesTried>> done) override {
+    tried.push_back(std::move(trying));
+    Say(std::move(done), found);
   }
   void CheckTarget(std::string, std::vector<std::string>, ckptd::Callback<absl::Status> done) override {
     Say(std::move(done), absl::OkStatus());

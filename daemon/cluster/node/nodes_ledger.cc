@@ -149,6 +149,7 @@ void NodesLedger::Joined(const JoinSpec& spec, int64_t attempt) {
   launch.set_launch_id(spec.launch_id);
   launch.set_world_size(spec.world_size);
   (*launch.mutable_instances())[spec.rank] = spec.instance;
+  if (options_.joined) options_.joined(attempt, spec.world_size);
 }
 
 storage::v1::Launch& NodesLedger::LaunchOf(int64_t attempt) {

@@ -48,6 +48,8 @@ class NodesLedger : public Ledger {
     // As UploadKeys::SetPolicy. Null: nothing is uploaded.
     std::function<void(int64_t attempt, const storage::v1::UploadRecord& policy, Answer<absl::Status>)>
         set_upload_policy = nullptr;
+    // A process of this node has joined the attempt. May be null.
+    std::function<void(int64_t attempt, int world_size)> joined = nullptr;
   };
   // `etcd` and `clock` must outlive it.
   NodesLedger(Etcd* etcd, Clock* clock, Options options);

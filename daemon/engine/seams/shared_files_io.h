@@ -16,6 +16,7 @@
 #include "ckptd/storage/v1/storage.pb.h"
 #include "daemon/engine/seams/root_io.h"
 #include "daemon/engine/seams/shared_root_io.h"
+#include "storage/commit/shared/trials/try_nodes.h"
 #include "storage/commit/steps/types.h"
 
 namespace ckptd {
@@ -42,6 +43,8 @@ class SharedFilesIo : public RootIo, public SharedRootIo {
   // Once the ledger has called it COMMITTED. NOT_FOUND, reason NO_CHECKPOINT, if it has been removed since.
   virtual void LoadCheckpoint(const std::string& tag, int64_t sequence,
                               Callback<absl::StatusOr<LoadedCheckpoint>> done) = 0;
+  // As ckptd::TryNodes, on a thread that nothing else waits for.
+  virtual void TryNodes(NodesToTry trying, Callback<absl::StatusOr<NodesTried>> done) = 0;
 };
 
 }  // namespace ckptd

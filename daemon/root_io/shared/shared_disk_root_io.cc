@@ -17,6 +17,7 @@
 #include "storage/base/reasons.h"
 #include "storage/base/status_macros.h"
 #include "storage/commit/shared/run/look_again.h"
+#include "storage/commit/shared/trials/try_nodes.h"
 
 namespace ckptd {
 namespace {
@@ -98,6 +99,18 @@ class SharedDiskRootIo : public DiskRootIo<SharedFilesIo, SharedDiskRoot> {
           CKPTD_RETURN_IF_ERROR(root.CheckOpen());
           return root.store->CheckTarget(tag, pointers);
         });
+  }
+
+  // Dropped, and an ended one stopped, when the root is closed.
+  void TryNodes(NodesToTry trying, Callback<absl::StatusOr<NodesTried>> done) override {
+    threads_.trials->PostIdle([root = root_, clock = threads_.clock, trying = std::move(trying),
+                               answer = answers_.To(std::move(done))]() mutable {
+      if (!root->open.load()) return answer(RootNotOpen());
+      trying.stopped = [root, stopped = std::move(trying.stopped)] {
+        return root->abandoned.load() || (stopped && stopped());
+      };
+      answer(ckptd::TryNodes(*root->fs, root->dir.get(), *clock, trying));
+    });
   }
 
   // ---- This node's part of a save

@@ -125,6 +125,21 @@ class SharedDiskRootIoTest : public ::testing::Test {
   absl::Status BeginTerm(Node& node, int64_t term) {
     return Wait<absl::Status>(node, [&](auto done) { node.io->BeginTerm(term, std::move(done)); });
   }
+  // With all nodes.
+  std::future<absl::StatusOr<NodesTried>> Try(Node& node, Duration patience = kTimeout) {
+    auto promise = std::make_shared<std::promise<absl::StatusOr<NodesTried>>>();
+    NodesToTry trying;
+    trying.self = node.name;
+    trying.nodes = {"node0", "node1", "node2"};
+    trying.attempt = 1;
+    trying.visibility = seconds(10);
+    trying.patience = trying.longest = patience;
+    node.loop->Post([&node, promise, trying] {
+      node.io->TryNodes(
+          trying, [promise](absl::StatusOr<NodesTried> tried) { promise->set_value(std::move(tried)); });
+    });
+    return promise->get_future();
+  }
   SharedInflight MakeInflight(Node& node, const std::string& tag, int64_t sequence) {
     const auto name = Wait<absl::StatusOr<std::string>>(
         node, [&](auto done) { node.io->MakeInflight(tag, sequence, std::move(done)); });
@@ -761,6 +776,33 @@ TEST_F(SharedDiskRootIoTest, PinThatTheNodesKnowIsInTheRecordOfTheRunUntilItIsTa
   EXPECT_EQ(check_removable(node(1)), "");
   EXPECT_FALSE(is_pinned(node(2)));
   EXPECT_EQ(check_target(node(2)), "");
+}
+
+// ---- trials
+
+TEST_F(SharedDiskRootIoTest, NodesTryTheRootTogetherAndOtherRequestsDoNotWait) {
+  OpenAll();
+  std::future<absl::StatusOr<NodesTried>> first = Try(node(0));
+  EXPECT_TRUE(Rescan(node(0)).ok());
+  EXPECT_EQ(first.wait_for(milliseconds(0)), std::future_status::timeout) << "it waits for the other nodes";
+  std::future<absl::StatusOr<NodesTried>> second = Try(node(1)), third = Try(node(2));
+  for (auto* answer : {&first, &second, &third}) {
+    ASSERT_EQ(answer->wait_for(kTimeout), std::future_status::ready);
+    const absl::StatusOr<NodesTried> tried = answer->get();
+    ASSERT_TRUE(tried.ok()) << tried.status();
+    EXPECT_THAT(tried->unsuitable, IsEmpty());
+  }
+  EXPECT_THAT(ReadWhole(dir_.path() + "/.ckptd/shared/tried"), HasSubstr("node2\t"));
+  EXPECT_TRUE(Rescan(node(0)).ok()) << "the record is no checkpoint";
+}
+
+TEST_F(SharedDiskRootIoTest, ARootThatIsClosedWaitsForNoTrial) {
+  OpenAll();
+  const std::future<absl::StatusOr<NodesTried>> never = Try(node(0), std::chrono::hours(1));
+  while (!std::filesystem::exists(dir_.path() + "/.ckptd/shared/trial.1.1/node0.here"))
+    ASSERT_TRUE(Rescan(node(0)).ok());
+  node(0).io.reset();
+  EXPECT_THAT(node(0).factory->Close(kTimeout), IsEmpty());
 }
 
 }  // namespace

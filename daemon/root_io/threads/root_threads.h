@@ -58,7 +58,8 @@ struct RootThreads {
   std::shared_ptr<FileSystemWorkers> metadata;  // Metadata operations and part writes.
   std::shared_ptr<FileSystemWorkers> queries;   // So that a Begin need not wait for a commit's syncs.
   std::shared_ptr<FileSystemWorkers> scrubber;  // Reads files back, and removes trash.
-  std::shared_ptr<ChecksumPool> checks;         // Compares resident copies with their checksums.
+  std::shared_ptr<FileSystemWorkers> trials;  // Of roots of several nodes: waits for other nodes. Else null.
+  std::shared_ptr<ChecksumPool> checks;       // Compares resident copies with their checksums.
 };
 
 // How many threads compare resident copies with their checksums. A reader waits for them, and one alone would take

@@ -10,6 +10,7 @@
 
 #include "daemon/cluster/nodes_root_io.h"
 #include "daemon/cluster/nodes_run.h"
+#include "daemon/log/log.h"
 
 namespace ckptd {
 
@@ -53,6 +54,8 @@ RootAccess SharedRoots::Open(std::unique_ptr<SharedFilesIo> files, const std::st
   options.post = post_;
   options.register_anew = register_anew_;
   options.why_unregistered = options_.why_unregistered;
+  options.log_error = [](const std::string& message) { Log(LogLevel::kError, message); };
+  options.log_info = [](const std::string& message) { Log(LogLevel::kInfo, message); };
   auto io = std::make_unique<NodesRootIo>(std::move(files));
   auto run = std::make_unique<OpenRun>(this, io->files(), std::move(options));
   io->Connect(run.get());
