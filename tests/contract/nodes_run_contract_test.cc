@@ -512,6 +512,17 @@ class NodesRunContract : public ::testing::TestWithParam<EtcdKind> {
     return scanned.ok() && scanned->committed.at(sequence).pinned;
   }
 
+  // ---- trials of the root
+
+  void EndTrialOfFirstLaunch() {
+    RunUntil([this] {
+      return std::all_of(all_.begin(), all_.end(),
+                         [](const Node& node) { return node.files->tried.size() == 1; });
+    });
+    RunFor(seconds(1));
+    for (Node& node : all_) node.files->tried.clear();
+  }
+
   // ---- damage
 
   static storage::v1::Damage DamageOf(int64_t sequence, const std::string& message) {
@@ -3183,7 +3194,7 @@ TEST_P(NodesRunContract, AJoinWaitsForEtcdToKnowWhatIsUploaded) {
 // ---- whether the root suits several nodes
 
 TEST_P(NodesRunContract, AllNodesOfALaunchTryTheRootTogetherWhenTheLastRankHasJoined) {
-  for (Node& node : all_) node.files->tried.clear();
+  EndTrialOfFirstLaunch();
   ASSERT_EQ(Join(all_[0], "launch2").value_or(-1), 2);
   ASSERT_EQ(Join(all_[1], "launch2").value_or(-1), 2);
   RunFor(seconds(2));
@@ -3200,18 +3211,20 @@ TEST_P(NodesRunContract, AllNodesOfALaunchTryTheRootTogetherWhenTheLastRankHasJo
 }
 
 TEST_P(NodesRunContract, ALaunchOnOneNodeTriesNothing) {
-  for (Node& node : all_) node.files->tried.clear();
+  EndTrialOfFirstLaunch();
   EXPECT_EQ(LaunchAlone(all_[0]), 2);
   RunFor(seconds(10));
   EXPECT_THAT(all_[0].files->tried, IsEmpty());
 }
 
 TEST_P(NodesRunContract, SavesAreRefusedWhereTheNodesFindTheRootUnsuitableUntilALaunchFindsItSuitable) {
+  EndTrialOfFirstLaunch();
   for (Node& node : all_) {
     node.seals = false;
-    node.files->found->unsuitable = {{Verdict::kFailure, "renames of one name",
-                                      "that of each of node1, node3 has succeeded",
-                                      "choose another file system"}};
+    node.files->trial_takes = seconds(5);
+    node.files->verdict->unsuitable = {{Verdict::kFailure, "renames of one name",
+                                        "that of each of node1, node3 has succeeded",
+                                        "choose another file system"}};
   }
   for (Node& node : all_) ASSERT_EQ(Join(node, "launch2").value_or(-1), 2);
   ASSERT_TRUE(Activate(all_[0], 2).ok());
@@ -3232,7 +3245,7 @@ TEST_P(NodesRunContract, SavesAreRefusedWhereTheNodesFindTheRootUnsuitableUntilA
     EXPECT_THAT(why, HasSubstr("ckptctl doctor /shared/run --nodes=3"));
     EXPECT_THAT(node.errors, ElementsAre(why));
     EXPECT_THAT(warnings(node), ElementsAre(why));
-    node.files->found = NodesTried();
+    node.files->verdict = NodesTried();
     node.seals = true;
   }
   for (Node& node : all_) ASSERT_EQ(Join(node, "launch3").value_or(-1), 3);
@@ -3243,7 +3256,9 @@ TEST_P(NodesRunContract, SavesAreRefusedWhereTheNodesFindTheRootUnsuitableUntilA
 }
 
 TEST_P(NodesRunContract, WhatCouldNotBeTriedRefusesNothingAndIsTriedAtTheNextLaunch) {
-  for (Node& node : all_) node.files->found = absl::DeadlineExceededError("node node3 has not said \"met\"");
+  EndTrialOfFirstLaunch();
+  for (Node& node : all_)
+    node.files->verdict = absl::DeadlineExceededError("node node3 has not said \"met\"");
   for (Node& node : all_) ASSERT_EQ(Join(node, "launch2").value_or(-1), 2);
   ASSERT_TRUE(Activate(all_[0], 2).ok());
   RunFor(seconds(15));

@@ -36,8 +36,10 @@ class FakeSharedFiles : public SharedFilesIo {
   // Of the root's directory.
   uint64_t root_inode = 7;
   uint32_t root_uid = 1000;
-  absl::Status pin_error;                           // Why no pin can be recorded.
-  absl::StatusOr<NodesTried> found = NodesTried();  // With the other nodes.
+  absl::Status pin_error;  // Why no pin can be recorded.
+  absl::StatusOr<NodesTried> verdict =
+      NodesTried();  // Of the trials with other nodes, which it was asked for.
+  Duration trial_takes = std::chrono::milliseconds(1);
   std::vector<NodesToTry> tried;
 
   int open_readers() const { return *readers_; }
@@ -60,7 +62,9 @@ class FakeSharedFiles : public SharedFilesIo {
   }
   void TryNodes(NodesToTry trying, ckptd::Callback<absl::StatusOr<NodesTried>> done) override {
     tried.push_back(std::move(trying));
-    Say(std::move(done), found);
+    after_(trial_takes, [this, alive = std::weak_ptr<bool>(alive_), done = std::move(done)]() mutable {
+      if (!alive.expired()) Say(std::move(done), verdict);
+    });
   }
   void CheckTarget(std::string, std::vector<std::string>, ckptd::Callback<absl::Status> done) override {
     Say(std::move(done), absl::OkStatus());

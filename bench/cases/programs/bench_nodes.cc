@@ -209,6 +209,7 @@ class Bench {
     hooks.released = [](const SaveId&) {};
     hooks.removed = [](int64_t) {};
     hooks.newest_committed = [](int64_t, const auto&) {};
+    hooks.noticed = [](const std::string&) {};
     hooks.root_changed = [] {};
     hooks.leadership_changed = [] {};
     hooks.lost = [](const absl::Status& why) { Die(why.ToString()); };

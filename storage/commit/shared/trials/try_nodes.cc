@@ -6,6 +6,7 @@
 #include <memory>
 #include <utility>
 
+#include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -137,10 +138,13 @@ absl::StatusOr<NodesTried> TryNodes(FileSystem& fs, Handle root, Clock& clock, c
   RemoveEarlierMeetings(files, trying.attempt);
   for (int i = 1; i <= kTries; ++i) {
     const std::string directory = absl::StrCat(kMeetings, trying.attempt, ".", i);
-    CKPTD_ASSIGN_OR_RETURN(const std::vector<Finding> wrong,
-                           TryOnce(files, clock, bounded, directory, record));
+    const absl::StatusOr<std::vector<Finding>> wrong = TryOnce(files, clock, bounded, directory, record);
+    if (absl::IsCancelled(wrong.status()) && !(trying.stopped && trying.stopped()))
+      return absl::DeadlineExceededError(
+          absl::StrCat("the trials were not over after ", trying.longest / std::chrono::seconds(1), " s"));
+    CKPTD_RETURN_IF_ERROR(wrong.status());
     tried = {};
-    for (const Finding& each : wrong)
+    for (const Finding& each : *wrong)
       (IsOfConfiguration(each) ? tried.doubtful : tried.unsuitable).push_back(each);
     // A node that was busy sees changes late, too. All nodes judge alike, and try again or do not.
     if (tried.unsuitable.empty() || !std::all_of(tried.unsuitable.begin(), tried.unsuitable.end(), IsOfDelay))

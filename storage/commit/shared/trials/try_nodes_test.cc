@@ -189,8 +189,15 @@ TEST_F(TryNodesTest, ForgivesAChangeThatWasSeenTooLateOnce) {
 TEST_F(TryNodesTest, EndsWhenItIsStopped) {
   std::atomic<bool> stop = false;
   NodesToTry trying = Of("gpu1");
-  trying.stopped = [&] { return stop.exchange(true); };  // At the second time that it is asked.
+  trying.stopped = [&] { return stop.exchange(true); };  // From the second time on that it is asked.
   EXPECT_TRUE(absl::IsCancelled(TryNodes(*posix_, root_.fd(), clock_, trying).status()));
+}
+
+TEST_F(TryNodesTest, SaysThatItWasNotOverInTime) {
+  NodesToTry trying = Of("gpu1");
+  trying.longest = milliseconds(0);
+  const absl::Status late = TryNodes(*posix_, root_.fd(), clock_, trying).status();
+  EXPECT_TRUE(absl::IsDeadlineExceeded(late)) << late;
 }
 
 TEST_F(TryNodesTest, RemovesWhatNodesOfAnEarlierAttemptHaveLeft) {
