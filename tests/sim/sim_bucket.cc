@@ -51,7 +51,7 @@ bool SimBucket::IsToBeUploaded(const SimDisk::Generation& checkpoint) const {
 }
 
 void SimBucket::OnEvicted(const SimDisk::Generation& evicted, const storage::v1::UploadRecord& record) {
-  const bool is_lost = !evicted.rotten->empty();  // An upload has perhaps found that.
+  const bool is_lost = !evicted.rotten->empty() || evicted.damage;  // It is not to be uploaded any more.
   if (plan_.evict_before_upload || plan_.needs_room || is_lost) return;
   const int64_t sequence = evicted.summary.sequence();
   if (std::any_of(record.waiting().begin(), record.waiting().end(),
