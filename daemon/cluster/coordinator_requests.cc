@@ -111,7 +111,12 @@ void CoordinatorRequests::Send(Request request, Done done) {
         swap.ranges = {{key}};
         swap.held = {node_->Held()};
         swap.decide = [key, named, lease = node_->lease](const CompareAndSwap::Found& found) {
-          if (IsSame(FirstOf<Request>(found[0]), named)) return Operations();
+          const auto present = FirstOf<Request>(found[0]);
+          // A later one: this transaction was asked for before this node was without its registration for a time, and
+          // the request has been sent, and answered, since.
+          const bool is_late =
+              present.registration() == named.registration() && present.number() > named.number();
+          if (is_late || IsSame(present, named)) return Operations();
           return Operations{Put(key, named.SerializeAsString(), lease)};
         };
         swap.purpose = absl::StrCat("asking the coordinator of run ", options_.run);
