@@ -41,6 +41,7 @@ class Rank:
         )
         self.run = opened.root
         self._number = number
+        self._layout = 0  # The daemon's number of `files`, as a client uses it; 0: it has none.
         join = messages.JoinRunRequest(
             root=self.run, rank=number, world_size=world_size, launch_id=launch or uuid.uuid4().hex
         )
@@ -61,17 +62,21 @@ class Rank:
 
     def begin(self, tag: str, num_kept_ckpts: int = 0) -> None:
         """num_kept_ckpts: 0 keeps all."""
-        self.begin_later(tag, num_kept_ckpts).result()
+        self._layout = self.begin_later(tag, num_kept_ckpts).result().layout
 
     def begin_later(self, tag: str, num_kept_ckpts: int = 0) -> Any:
         """Returns the call's future."""
-        begin = messages.BeginRequest(key=self._key(tag), files=self.files)
+        begin = messages.BeginRequest(key=self._key(tag), layout=self._layout or -1)
+        if not self._layout:
+            begin.files.extend(self.files)
         if num_kept_ckpts:
             begin.num_kept_ckpts = num_kept_ckpts
         return self.stub.Begin.future(begin, metadata=self.metadata, timeout=60)
 
     def seal(self, tag: str) -> None:
-        seal = messages.SealRequest(key=self._key(tag), files=self.files)
+        seal = messages.SealRequest(key=self._key(tag), as_placed=self._layout > 0)
+        if not self._layout:
+            seal.files.extend(self.files)
         self.stub.Seal(seal, metadata=self.metadata, timeout=60)
 
     def wait(self, tag: str) -> None:

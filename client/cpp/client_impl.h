@@ -83,6 +83,13 @@ struct StagedSave {
   absl::Status lost;       // Why it cannot be recovered.
 };
 
+// The files of a rank's last part and their places, by the number that the daemon has given them.
+struct Layout {
+  std::weak_ptr<const Session> session;  // The number means nothing in another one.
+  int64_t number = 0;
+  google::protobuf::RepeatedPtrField<v1::FilePlacement> placements;
+};
+
 class RunImpl : public std::enable_shared_from_this<RunImpl> {
  public:
   RunImpl(std::shared_ptr<ClientImpl> client, UniqueFd root, std::string path, RunOptions options);
@@ -139,6 +146,9 @@ class RunImpl : public std::enable_shared_from_this<RunImpl> {
   // lost.
   absl::StatusOr<bool> AwaitRecovery(const std::shared_ptr<StagedSave>& save, Instant deadline);
   int64_t SequenceOf(const std::shared_ptr<StagedSave>& save);
+  // Null: no part has been begun whose files a daemon keeps.
+  std::shared_ptr<const Layout> last_layout();
+  void SetLastLayout(std::shared_ptr<const Layout> layout);
   bool IsRecovered(const std::shared_ptr<StagedSave>& save);
 
  private:
@@ -168,6 +178,7 @@ class RunImpl : public std::enable_shared_from_this<RunImpl> {
   Mutex mutex_;
   std::shared_ptr<const Membership> membership_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, int64_t> ordinals_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<const Layout> last_layout_ ABSL_GUARDED_BY(mutex_);
   std::deque<std::shared_ptr<StagedSave>> staged_ ABSL_GUARDED_BY(mutex_);
   // Those of staged_ that the present daemon may not have, in the order of their numbers.
   std::vector<std::shared_ptr<StagedSave>> pending_ ABSL_GUARDED_BY(mutex_);
@@ -206,7 +217,11 @@ class PartImpl {
   bool skipped() const { return level_ == v1::SKIPPED; }
 
  private:
-  v1::BeginRequest MakeBegin() const;
+  // layout: names the files; 0: they are listed; -1: likewise, and the answer is to have the layout's number.
+  v1::BeginRequest MakeBegin(int64_t layout) const;
+  // The last layout, if it is of these files in this session; else null.
+  std::shared_ptr<const Layout> FindLayout(const Membership& membership) const;
+  // The answer has the places of all files, also if the request has named a layout.
   absl::StatusOr<v1::BeginResponse> Begin(const Membership& membership);
   absl::Status FindCommittedSave(const Membership& membership, const absl::Status& refusal);
   absl::Status MapPlacements(const Membership& membership,
@@ -218,9 +233,12 @@ class PartImpl {
   // Runs the copy steps that `steps` plans, which put the bytes where the daemon expects them, and seals.
   absl::StatusOr<Save> FillAndSeal(const std::function<std::vector<CopyStep>()>& steps);
   absl::StatusOr<Save> SendSeal(const Membership& membership);
+  // Whether Seal may say "as placed" instead of listing the files.
+  bool IsAsPlaced() const;
+  void ListFiles(v1::SealRequest* request) const;
   Save MakeSave();
 
-  std::shared_ptr<StagedSave> MakeStaged(const Membership& membership, const v1::SealRequest& seal) const;
+  std::shared_ptr<StagedSave> MakeStaged(const Membership& membership, v1::SealRequest seal) const;
 
   const std::shared_ptr<RunImpl> run_;
   const SaveOptions options_;
@@ -231,7 +249,8 @@ class PartImpl {
   std::shared_ptr<const Membership>
       membership_;  // The membership that Begin was sent under. Null: not begun.
   std::vector<PartFile> files_;
-  Segments segments_;  // Of membership_'s session, in the part's order.
+  bool has_layout_ = false;  // The daemon of membership_ keeps the files that Begin had.
+  Segments segments_;        // Of membership_'s session, in the part's order.
   std::vector<Segments>
       earlier_segments_;    // Of sessions before: kept mapped, because the caller may write there.
   bool filled_ = false;     // The bytes are in segments_.

@@ -104,6 +104,16 @@ int64_t RunImpl::NextOrdinal(const std::string& tag) {
   return ++ordinals_[tag];
 }
 
+std::shared_ptr<const Layout> RunImpl::last_layout() {
+  MutexLock lock(mutex_);
+  return last_layout_;
+}
+
+void RunImpl::SetLastLayout(std::shared_ptr<const Layout> layout) {
+  MutexLock lock(mutex_);
+  last_layout_ = std::move(layout);
+}
+
 void RunImpl::RememberStaged(std::shared_ptr<StagedSave> save) {
   MutexLock lock(mutex_);
   staged_.push_back(std::move(save));

@@ -75,14 +75,17 @@ void PartImpl::Declare(const std::string& path, int64_t size) {
   files_.push_back({path, size, size, {}, {}});
 }
 
-v1::BeginRequest PartImpl::MakeBegin() const {
+v1::BeginRequest PartImpl::MakeBegin(int64_t layout) const {
   v1::BeginRequest request;
   *request.mutable_key() = key_;
   if (options_.step) request.set_step(*options_.step);
-  for (const PartFile& file : files_) {
-    v1::FileSpec& spec = *request.add_files();
-    spec.set_path(file.path);
-    spec.set_size_bytes(file.size);
+  request.set_layout(layout);
+  if (layout <= 0) {
+    for (const PartFile& file : files_) {
+      v1::FileSpec& spec = *request.add_files();
+      spec.set_path(file.path);
+      spec.set_size_bytes(file.size);
+    }
   }
   request.set_growing(growing_);
   request.set_busy(static_cast<v1::BusyPolicy>(static_cast<int>(options_.busy) + 1));
@@ -100,7 +103,35 @@ absl::StatusOr<v1::BeginResponse> PartImpl::Begin(const Membership& membership) 
   CKPTD_RETURN_IF_ERROR(run_->AwaitEarlier(number_, options_.timeout));
   key_.set_run(membership.run);
   Stopwatch watch(&timing_.begin);
-  return membership.session->rpc().Begin(MakeBegin(), options_.timeout + kCallTimeout);
+  Rpc& rpc = membership.session->rpc();
+  has_layout_ = false;
+  absl::StatusOr<v1::BeginResponse> response = absl::UnknownError("not asked");
+  if (const std::shared_ptr<const Layout> last = FindLayout(membership)) {
+    response = rpc.Begin(MakeBegin(last->number), options_.timeout + kCallTimeout);
+    if (response.ok() && response->layout() == last->number) {
+      has_layout_ = true;
+      *response->mutable_placements() = last->placements;
+      return response;
+    }
+    if (!response.ok() && ReasonOf(response.status()) != "UNKNOWN_LAYOUT") return response;
+  }
+  if (!response.ok()) response = rpc.Begin(MakeBegin(growing_ ? 0 : -1), options_.timeout + kCallTimeout);
+  if (response.ok() && response->layout() != 0) {
+    has_layout_ = true;
+    run_->SetLastLayout(std::make_shared<const Layout>(
+        Layout{membership.session, response->layout(), response->placements()}));
+  }
+  return response;
+}
+
+std::shared_ptr<const Layout> PartImpl::FindLayout(const Membership& membership) const {
+  std::shared_ptr<const Layout> last = growing_ ? nullptr : run_->last_layout();
+  if (last == nullptr || last->session.lock() != membership.session) return nullptr;
+  const bool is_same = std::equal(files_.begin(), files_.end(), last->placements.begin(),
+                                  last->placements.end(), [](const PartFile& file, const auto& placed) {
+                                    return file.size == placed.size_bytes() && file.path == placed.path();
+                                  });
+  return is_same ? last : nullptr;
 }
 
 absl::Status PartImpl::EnsureBegun(const std::shared_ptr<const Membership>& membership) {
@@ -256,10 +287,10 @@ absl::StatusOr<Save> PartImpl::SendSeal(const Membership& membership) {
   v1::SealRequest request;
   *request.mutable_key() = key_;
   request.set_suspect(options_.suspect);
-  for (const PartFile& file : files_) {
-    v1::FileSpec& spec = *request.add_files();
-    spec.set_path(file.path);
-    spec.set_size_bytes(file.final_size);
+  if (IsAsPlaced()) {
+    request.set_as_placed(true);
+  } else {
+    ListFiles(&request);
   }
   // A growing part is written while training goes on: only the calls are a stall. The daemon gets the stall
   // without the time of this Seal.
@@ -279,11 +310,24 @@ absl::StatusOr<Save> PartImpl::SendSeal(const Membership& membership) {
   level_ = response->level();
   sequence_ = response->sequence();
   if (level_ < v1::COMMITTED) {
-    staged_ = MakeStaged(membership, request);
+    staged_ = MakeStaged(membership, std::move(request));
     run_->RememberStaged(staged_);
   }
   timing_.stall = stall();
   return MakeSave();
+}
+
+bool PartImpl::IsAsPlaced() const {
+  return has_layout_ && std::all_of(files_.begin(), files_.end(),
+                                    [](const PartFile& file) { return file.final_size == file.size; });
+}
+
+void PartImpl::ListFiles(v1::SealRequest* request) const {
+  for (const PartFile& file : files_) {
+    v1::FileSpec& spec = *request->add_files();
+    spec.set_path(file.path);
+    spec.set_size_bytes(file.final_size);
+  }
 }
 
 Save PartImpl::MakeSave() {
@@ -291,14 +335,17 @@ Save PartImpl::MakeSave() {
   return Save(std::make_shared<SaveImpl>(run_, staged_, key_, attempt, sequence_, level_, error_, timing_));
 }
 
-std::shared_ptr<StagedSave> PartImpl::MakeStaged(const Membership& membership,
-                                                 const v1::SealRequest& seal) const {
-  v1::BeginRequest begin = MakeBegin();
+std::shared_ptr<StagedSave> PartImpl::MakeStaged(const Membership& membership, v1::SealRequest seal) const {
+  if (seal.as_placed()) {  // Another daemon does not know of these places.
+    seal.set_as_placed(false);
+    ListFiles(&seal);
+  }
+  v1::BeginRequest begin = MakeBegin(/*layout=*/0);
   // It has all its files, and its trainer has seen it sealed and does not expect it to be skipped.
   *begin.mutable_files() = seal.files();
   begin.set_growing(false);
   begin.set_busy(v1::WAIT);
-  auto staged = std::make_shared<StagedSave>(number_, membership.attempt, std::move(begin), seal);
+  auto staged = std::make_shared<StagedSave>(number_, membership.attempt, std::move(begin), std::move(seal));
   for (const PartFile& file : files_) {
     std::vector<std::span<std::byte>>& sealed = staged->bytes.emplace_back();
     auto left = static_cast<size_t>(file.final_size);

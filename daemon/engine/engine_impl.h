@@ -25,6 +25,7 @@
 #include "daemon/engine/admission/disk_room.h"
 #include "daemon/engine/admission/expected_sizes.h"
 #include "daemon/engine/admission/file_placer.h"
+#include "daemon/engine/admission/kept_layouts.h"
 #include "daemon/engine/admission/memory_shares.h"
 #include "daemon/engine/admission/part_grants.h"
 #include "daemon/engine/engine.h"
@@ -247,6 +248,7 @@ class Engine::Impl {
   SaveTable saves_;
   ExpectedSizes sizes_;
   FilePlacer placer_;
+  KeptLayouts layouts_;
   OutcomeHistory history_;
   TrashCollector trash_;
   Uploads uploads_;

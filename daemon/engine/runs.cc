@@ -322,6 +322,7 @@ void Engine::Impl::SessionClosed(SessionId session, const std::string& why) {
   const std::vector<std::pair<Run*, Member>> left = LeaveRuns(*ended);
   runs_.OnSessionEnded(session);
   resumes_.OnSessionEnded(session, left);
+  layouts_.OnSessionEnded(session);
   for (const auto& [save, rank] : lost) {
     tracker_.Fail(save, MakeError(absl::StatusCode::kAborted, reason::kSessionLost,
                                   absl::StrCat("the trainer of rank ", rank,

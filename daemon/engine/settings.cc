@@ -15,6 +15,7 @@ void Engine::Impl::SetLimits(const EngineOptions& options) {
   runs_.SetOptions(RunTableOptions());
   joiner_.SetMostRanksPerRun(options_.limits.ranks_per_run);
   placer_.SetLimits(options_.limits);
+  layouts_.SetLimits(options_.limits);
   trash_.SetGrace(options_.trash_grace);
   shares_.SetMostPercentPerUser(options_.max_pool_percent_per_user);
   queue_.SetOverShareGrace(options_.over_share_grace);

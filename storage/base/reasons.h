@@ -90,6 +90,7 @@ inline constexpr char kSealed[] = "SEALED";
 inline constexpr char kUnknownSave[] = "UNKNOWN_SAVE";
 // The file has no place in the part.
 inline constexpr char kUnknownFile[] = "UNKNOWN_FILE";
+inline constexpr char kUnknownLayout[] = "UNKNOWN_LAYOUT";
 // The checkpoint needs more memory than the pool, or one user's part of it, has.
 inline constexpr char kPoolTooSmall[] = "POOL_TOO_SMALL";
 // There is not enough memory now.

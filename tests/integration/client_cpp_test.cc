@@ -199,6 +199,33 @@ TEST_F(ClientTest, LaterSaveOfSameShapeMapsNoNewMemory) {
   }
 }
 
+TEST_F(ClientTest, SavesOfTheSameFilesAreWholeWhateverComesBetween) {
+  Job run = OpenRun();
+  const auto save = [&](const std::string& tag, const std::vector<std::pair<std::string, size_t>>& files) {
+    std::vector<std::vector<std::byte>> bytes;
+    std::vector<FileSource> sources;
+    for (const auto& [path, size] : files)
+      bytes.push_back(RandomBytes(size, static_cast<unsigned>(std::hash<std::string>()(tag + path))));
+    for (size_t i = 0; i < files.size(); ++i) sources.push_back({files[i].first, {bytes[i]}});
+    absl::StatusOr<Save> saved = run.Save({.tag = tag}, sources);
+    ASSERT_TRUE(saved.ok()) << tag << ": " << saved.status();
+    ASSERT_TRUE(saved->Wait(Level::kCommitted, seconds(30)).ok()) << tag;
+    for (size_t i = 0; i < files.size(); ++i) ExpectOnDisk(tag, files[i].first, bytes[i]);
+    EXPECT_EQ(run.Open(tag)->info().files.size(), files.size()) << tag;
+  };
+  save("first", {{"a", 5000}, {"d/b", 3 << 20}, {"c", 0}});
+  save("same", {{"a", 5000}, {"d/b", 3 << 20}, {"c", 0}});
+  save("another_order", {{"d/b", 3 << 20}, {"a", 5000}, {"c", 0}});
+  save("another_size", {{"d/b", 3 << 20}, {"a", 5001}, {"c", 0}});
+  save("another_name", {{"d/b", 3 << 20}, {"a", 5001}, {"e", 0}});
+  save("fewer", {{"d/b", 3 << 20}, {"a", 5001}});
+  save("fewer_again", {{"d/b", 3 << 20}, {"a", 5001}});
+  daemon_.Kill();
+  daemon_.Start();
+  save("after_restart", {{"d/b", 3 << 20}, {"a", 5001}});
+  save("again", {{"d/b", 3 << 20}, {"a", 5001}});
+}
+
 TEST_F(ClientTest, PartIsFilledInPlaceFileByFile) {
   Job run = OpenRun();
   const std::vector<std::byte> a = RandomBytes(3 << 20, 5), b = RandomBytes(100, 6);

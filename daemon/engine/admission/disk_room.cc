@@ -71,7 +71,7 @@ int64_t DiskRoom::WrittenBytes() const {
 
 int64_t DiskRoom::NeededBytes(const Save& save) const {
   int64_t need = kSlackBytes + sizes_->TotalBytes(save);
-  for (const auto& [rank, part] : save.parts) need += kPage * static_cast<int64_t>(part.placed.size());
+  for (const auto& [rank, part] : save.parts) need += kPage * static_cast<int64_t>(part.placed->size());
   return need;
 }
 

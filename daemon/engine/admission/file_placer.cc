@@ -55,23 +55,24 @@ absl::Status ForPart(const absl::Status& limit, const Save& save, const Part& pa
 
 // Called before the file gets its place. The daemon keeps some 700 bytes for a file until the save has ended,
 // and the manifest has to list it.
-absl::Status FilePlacer::Count(Save* save, const Part& part, const v1::FileSpec& file) {
+absl::Status FilePlacer::Count(Save* save, const Part& part, size_t files, const std::string& path,
+                               int64_t size) {
   const uid_t uid = save->run->uid;
-  if (static_cast<int64_t>(part.placed.size()) >= limits_.files_per_part) {
+  if (static_cast<int64_t>(files) >= limits_.files_per_part) {
     const absl::Status limit =
         LimitExceeded(absl::StrCat("the part of rank ", part.rank, " of ", save->key.tag), "files",
                       limits_.files_per_part, "files_per_part");
     return ForPart(limit, *save, part);
   }
-  const int64_t count = 1 + static_cast<int64_t>(file.path().size()) / kNameOfOneFile;
+  const int64_t count = 1 + static_cast<int64_t>(path.size()) / kNameOfOneFile;
   int64_t& in_flight = files_in_flight_[uid];
   if (in_flight + count > limits_.files_per_uid) {
     const absl::Status limit =
         UidLimitExceeded(uid, "files in saves that are in flight", limits_.files_per_uid, "files_per_uid");
     return ForPart(limit, *save, part);
   }
-  const int64_t chunks = file.size_bytes() / chunk_bytes_ + 1;
-  const int64_t listed = save->list_bytes + static_cast<int64_t>(file.path().size()) + 40 + 4 * chunks;
+  const int64_t chunks = size / chunk_bytes_ + 1;
+  const int64_t listed = save->list_bytes + static_cast<int64_t>(path.size()) + 40 + 4 * chunks;
   if (listed > kMaxManifestBytes - kManifestHeadBytes ||
       save->claims.size() >= static_cast<size_t>(kMaxManifestFiles)) {
     return ManifestTooLarge(*save);
@@ -83,25 +84,36 @@ absl::Status FilePlacer::Count(Save* save, const Part& part, const v1::FileSpec&
 }
 
 absl::Status FilePlacer::PlaceOne(Save* save, Part& part, const v1::FileSpec& file) {
-  if (auto placed = part.placed.find(file.path()); placed != part.placed.end()) {
-    if (placed->second.size_bytes() == file.size_bytes()) return absl::OkStatus();  // A retry.
-    return PlacedWithOtherSize(*save, file, placed->second.size_bytes());
+  if (const auto claim = save->claims.Find(file.path())) {
+    const PlacedFile* placed = claim->rank == part.rank ? part.placed->Find(file.path()) : nullptr;
+    if (placed == nullptr) return ClaimedTwice(*save, part.rank, claim->rank, claim->path);
+    if (placed->size == file.size_bytes()) return absl::OkStatus();  // A retry.
+    return PlacedWithOtherSize(*save, file, placed->size);
   }
-  if (const auto claim = save->claims.Find(file.path()))
-    return ClaimedTwice(*save, part.rank, claim->rank, claim->path);
-  CKPTD_RETURN_IF_ERROR(Count(save, part, file));
-  v1::FilePlacement placement;
-  placement.set_path(file.path());
-  placement.set_size_bytes(file.size_bytes());
-  placement.set_offset(part.end);
+  CKPTD_RETURN_IF_ERROR(Count(save, part, part.placed->size(), file.path(), file.size_bytes()));
+  const PlacedFile& placed = part.placed->Add(file.path(), file.size_bytes(), part.end);
   part.end += RoundUp(file.size_bytes());
-  part.placed.emplace(file.path(), std::move(placement));
-  save->claims.Add(file.path(), part.rank);
+  save->claims.Add(placed.path, part.rank);
   return absl::OkStatus();
 }
 
-absl::Status FilePlacer::Place(Save* save, Part& part, const std::vector<v1::FileSpec>& files) {
+absl::Status FilePlacer::Place(Save* save, Part& part, const Files& files) {
+  save->claims.Reserve(static_cast<size_t>(files.size()));
   for (const v1::FileSpec& file : files) CKPTD_RETURN_IF_ERROR(PlaceOne(save, part, file));
+  return absl::OkStatus();
+}
+
+absl::Status FilePlacer::PlaceAs(Save* save, Part& part, std::shared_ptr<FilePlaces> places) {
+  part.placed = std::move(places);
+  save->claims.Reserve(part.placed->size());
+  size_t number = 0;
+  for (const PlacedFile& file : part.placed->files()) {
+    if (const auto claim = save->claims.Find(file.path))
+      return ClaimedTwice(*save, part.rank, claim->rank, claim->path);
+    CKPTD_RETURN_IF_ERROR(Count(save, part, number++, file.path, file.size));
+    save->claims.Add(file.path, part.rank);
+    part.end = file.offset + RoundUp(file.size);
+  }
   return absl::OkStatus();
 }
 

@@ -8,7 +8,8 @@
 
 #include <cstdint>
 #include <map>
-#include <vector>
+#include <memory>
+#include <string>
 
 #include "absl/status/status.h"
 #include "ckptd/v1/messages.pb.h"
@@ -19,6 +20,8 @@ namespace ckptd {
 
 class FilePlacer {
  public:
+  using Files = google::protobuf::RepeatedPtrField<v1::FileSpec>;
+
   FilePlacer(const EngineLimits& limits, int32_t chunk_bytes) : limits_(limits), chunk_bytes_(chunk_bytes) {}
 
   // Count for files that are placed from now on.
@@ -26,13 +29,15 @@ class FilePlacer {
 
   // Places the files at the end of the part. A file that was placed before, with the same size, keeps its
   // place: the call is a retry. SAVE_CONFLICT, FILE_CONFLICT or LIMIT_EXCEEDED fails the save.
-  absl::Status Place(Save* save, Part& part, const std::vector<v1::FileSpec>& files);
+  absl::Status Place(Save* save, Part& part, const Files& files);
+  // The same for a part that has no files yet, with the places that an earlier part had.
+  absl::Status PlaceAs(Save* save, Part& part, std::shared_ptr<FilePlaces> places);
   // The save has ended: its files do not count for its user any more.
   void Forget(const Save& save);
 
  private:
   absl::Status PlaceOne(Save* save, Part& part, const v1::FileSpec& file);
-  absl::Status Count(Save* save, const Part& part, const v1::FileSpec& file);
+  absl::Status Count(Save* save, const Part& part, size_t files, const std::string& path, int64_t size);
 
   EngineLimits limits_;
   const int32_t chunk_bytes_;

@@ -15,7 +15,9 @@ class FilePlacerTest : public ClassTest {
     return file;
   }
   std::string Place(Save* save, int rank, const std::string& path, int64_t bytes) {
-    return ReasonOf(placer_.Place(save, save->PartOf(rank), {File(path, bytes)}));
+    FilePlacer::Files files;
+    *files.Add() = File(path, bytes);
+    return ReasonOf(placer_.Place(save, save->PartOf(rank), files));
   }
 
   EngineLimits limits_{.files_per_part = 3, .files_per_uid = 4};
@@ -26,7 +28,7 @@ TEST_F(FilePlacerTest, FilesFollowOneAnotherOnWholePages) {
   Save* save = AddSave(AddRun(1000), 2, 0);
   EXPECT_EQ(Place(save, 0, "a", 1), "");
   EXPECT_EQ(Place(save, 0, "b", 4097), "");
-  EXPECT_EQ(save->PartOf(0).placed.at("b").offset(), 4096);
+  EXPECT_EQ(save->PartOf(0).placed->Find("b")->offset, 4096);
   EXPECT_EQ(save->PartOf(0).end, 3 * 4096);
 }
 

@@ -18,7 +18,34 @@ void AddSegments(const Part& part, Response& response) {
   }
 }
 
+template <typename Response>
+void AddPlacements(const std::vector<const PlacedFile*>& files, Response& response) {
+  response.mutable_placements()->Reserve(static_cast<int>(files.size()));
+  for (const PlacedFile* file : files) {
+    v1::FilePlacement& placement = *response.add_placements();
+    placement.set_path(file->path);
+    placement.set_size_bytes(file->size);
+    placement.set_offset(file->offset);
+  }
+}
+
+// The files that Begin has listed or named.
+std::vector<const PlacedFile*> AskedFiles(const Part& part) {
+  if (part.layout == 0 || !part.asked.empty()) return part.asked;
+  std::vector<const PlacedFile*> all;
+  for (const PlacedFile& file : part.placed->files()) all.push_back(&file);
+  return all;
+}
+
 }  // namespace
+
+std::vector<const PlacedFile*> FindAsked(const Part& part, const FilePlacer::Files& files) {
+  std::vector<const PlacedFile*> asked;
+  asked.reserve(static_cast<size_t>(files.size()));
+  for (int i = 0; i < files.size(); ++i)
+    asked.push_back(part.placed->Find(files.Get(i).path(), static_cast<size_t>(i)));
+  return asked;
+}
 
 PartGrants::PartGrants(SegmentPool* pool, const SaveTable* saves, const ExpectedSizes* sizes,
                        const MemoryShares* shares, DiskRoom* disk, FilePlacer* placer, Fail fail)
@@ -98,12 +125,13 @@ void PartGrants::OnDrawn(int64_t save_id, int rank, absl::StatusOr<std::vector<S
   Draw(save, part);
 }
 
-v1::BeginResponse PartGrants::GrantOf(const Save& save, const Part& part) {
+v1::BeginResponse PartGrants::GrantOf(const Save& save, const Part& part, bool names_layout) {
   v1::BeginResponse response;
   response.set_sequence(save.sequence);
   response.set_level(v1::OPEN);
   AddSegments(part, response);
-  for (const v1::FileSpec& file : part.asked) *response.add_placements() = part.placed.at(file.path());
+  response.set_layout(part.layout);
+  if (!names_layout) AddPlacements(AskedFiles(part), response);
   for (SegmentId id : pool_->TakeRetired(part.session)) response.add_retired_segments(id);
   return response;
 }
@@ -112,14 +140,15 @@ void PartGrants::AnswerBegins(Save* save, Part& part) {
   if (save->phase() != SavePhase::kAdmitted && !save->sealed()) return;
   if (Wanted(part) > static_cast<int>(part.segments.size())) return;
   part.granted = true;
-  for (auto& reply : std::exchange(part.begin_replies, {})) reply(GrantOf(*save, part));
+  for (BeginReply& waiting : std::exchange(part.begin_replies, {}))
+    waiting.reply(GrantOf(*save, part, waiting.names_layout));
 }
 
 void PartGrants::AnswerExtends(Part& part) {
   for (auto& [request, reply] : std::exchange(part.extend_replies, {})) {
     v1::ExtendResponse response;
     AddSegments(part, response);
-    for (const v1::FileSpec& file : request.files()) *response.add_placements() = part.placed.at(file.path());
+    AddPlacements(FindAsked(part, request.files()), response);
     reply(std::move(response));
   }
 }
@@ -127,18 +156,20 @@ void PartGrants::AnswerExtends(Part& part) {
 void PartGrants::Extend(Save* save, Part& part, const v1::ExtendRequest& request,
                         Reply<v1::ExtendResponse> reply) {
   part.extend_replies.emplace_back(request, std::move(reply));
-  absl::Status fits = placer_->Place(save, part, {request.files().begin(), request.files().end()});
+  absl::Status fits = placer_->Place(save, part, request.files());
   if (fits.ok()) fits = FitReservation(save, part);
   if (!fits.ok()) return fail_(save, fits);
   Draw(save, part);
 }
 
 absl::Status PartGrants::PlaceUnasked(Save* save, Part& part, const v1::SealRequest& request) {
-  std::vector<v1::FileSpec> unasked;
-  for (const v1::FileSpec& file : request.files()) {
-    if (!part.placed.contains(file.path())) unasked.push_back(file);
+  if (!part.growing) return absl::OkStatus();
+  FilePlacer::Files unasked;
+  for (int i = 0; i < request.files_size(); ++i) {
+    const v1::FileSpec& file = request.files(i);
+    if (part.placed->Find(file.path(), static_cast<size_t>(i)) == nullptr) *unasked.Add() = file;
   }
-  if (!part.growing || unasked.empty()) return absl::OkStatus();
+  if (unasked.empty()) return absl::OkStatus();
   absl::Status fits = placer_->Place(save, part, unasked);
   if (fits.ok()) fits = disk_->Grow(save, part.rank);
   if (fits.ok() && pool_->SegmentsFor(part.end) > static_cast<int>(part.segments.size())) {

@@ -20,6 +20,9 @@
 
 namespace ckptd {
 
+// The files of a request that have been placed, in its order.
+std::vector<const PlacedFile*> FindAsked(const Part& part, const FilePlacer::Files& files);
+
 class PartGrants {
  public:
   using Fail = std::function<void(Save*, absl::Status)>;
@@ -49,7 +52,7 @@ class PartGrants {
   void Draw(Save* save, Part& part);
   void OnDrawn(int64_t save_id, int rank, absl::StatusOr<std::vector<SegmentRef>> segments);
   void AnswerExtends(Part& part);
-  v1::BeginResponse GrantOf(const Save& save, const Part& part);
+  v1::BeginResponse GrantOf(const Save& save, const Part& part, bool names_layout);
 
   SegmentPool* const pool_;
   const SaveTable* const saves_;

@@ -38,14 +38,16 @@ class PartGrantsTest : public ClassTest {
     Part& part = save->PartOf(0);
     part.growing = growing;
     part.reserved = segments;
-    part.asked = {File("model.pt", bytes)};
-    EXPECT_TRUE(placer_.Place(save, part, part.asked).ok());
+    FilePlacer::Files files;
+    *files.Add() = File("model.pt", bytes);
+    EXPECT_TRUE(placer_.Place(save, part, files).ok());
+    part.asked = FindAsked(part, files);
     if (begun != nullptr) Wait(part, begun);
     return save;
   }
   static void Wait(Part& part, Begun* begun) {
     part.begin_replies.push_back(
-        [begun](absl::StatusOr<v1::BeginResponse> answer) { begun->answer = std::move(answer); });
+        {[begun](absl::StatusOr<v1::BeginResponse> answer) { begun->answer = std::move(answer); }});
   }
   static v1::FileSpec File(const std::string& path, int64_t bytes) {
     v1::FileSpec file;

@@ -17,18 +17,14 @@ namespace {
 // Gives every file of the manifest a place, as a trainer's Begin would. Returns each part's size.
 std::map<int, int64_t> PlaceFiles(const Manifest& manifest, std::map<int, ResidentPart>* parts) {
   std::map<int, int64_t> ends;
+  std::map<int, std::shared_ptr<FilePlaces>> places;
   for (const storage::v1::FileRecord& file : manifest.body.files()) {
     ResidentPart& part = (*parts)[file.rank()];
-    v1::FileSpec spec;
-    spec.set_path(file.path());
-    spec.set_size_bytes(file.size_bytes());
-    v1::FilePlacement placement;
-    placement.set_path(file.path());
-    placement.set_size_bytes(file.size_bytes());
-    placement.set_offset(ends[file.rank()]);
-    ends[file.rank()] += RoundUp(file.size_bytes());
-    part.files.push_back(std::move(spec));
-    part.placed.emplace(file.path(), std::move(placement));
+    std::shared_ptr<FilePlaces>& placed = places[file.rank()];
+    if (placed == nullptr) part.placed = placed = std::make_shared<FilePlaces>();
+    int64_t& end = ends[file.rank()];
+    part.files.push_back({&placed->Add(file.path(), file.size_bytes(), end), file.size_bytes()});
+    end += RoundUp(file.size_bytes());
     part.records.push_back(file);
     part.checked = true;  // Reading it checks it.
   }
@@ -38,10 +34,8 @@ std::map<int, int64_t> PlaceFiles(const Manifest& manifest, std::map<int, Reside
 std::vector<FileTarget> TargetsOf(const Resident& resident) {
   std::vector<FileTarget> targets;
   for (const auto& [rank, part] : resident.parts) {
-    for (const v1::FileSpec& file : part.files) {
-      const int64_t offset = part.placed.at(file.path()).offset();
-      targets.push_back({file.path(), MemoryRuns(part.segments, offset, file.size_bytes())});
-    }
+    for (const SealedFile& file : part.files)
+      targets.push_back({file.placed->path, MemoryRuns(part.segments, file.placed->offset, file.size)});
   }
   return targets;
 }

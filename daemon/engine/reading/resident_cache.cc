@@ -43,10 +43,11 @@ v1::ResidentPart ToWire(int rank, const ResidentPart& part) {
     lent.set_id(segment.id);
     lent.set_size_bytes(segment.size);
   }
-  for (const v1::FileSpec& file : part.files) {
+  for (const SealedFile& file : part.files) {
     v1::FilePlacement& placement = *located.add_placements();
-    placement = part.placed.at(file.path());
-    placement.set_size_bytes(file.size_bytes());
+    placement.set_path(file.placed->path);
+    placement.set_size_bytes(file.size);
+    placement.set_offset(file.placed->offset);
   }
   return located;
 }
@@ -167,7 +168,7 @@ void ResidentCache::CheckPart(Run* run, int64_t sequence, int rank, absl::AnyInv
   check.waiting.push_back(std::move(done));
   if (is_checking) return;
   check.for_good = !sessions_->IsOpen(part.writer);
-  run->io->CheckImages(ImagesOf(part.files, part.placed, part.segments), part.records, options_.chunk_bytes,
+  run->io->CheckImages(ImagesOf(part.files, part.segments), part.records, options_.chunk_bytes,
                        [this, run, sequence, rank, reservation](const absl::Status& found) {
                          pool_->Unhold(reservation, 0);
                          PartChecked(run, sequence, rank, reservation, found);
@@ -268,7 +269,7 @@ void ResidentCache::Locate(const Lease& lease, const v1::LocateFilesRequest& req
   if (!HoldFor(lease, *reader, copy->resident)) return reply(v1::LocateFilesResponse());
   std::vector<int> ranks;
   for (const auto& [rank, part] : copy->resident.parts) {
-    if (request.path().empty() || part.placed.contains(request.path())) ranks.push_back(rank);
+    if (request.path().empty() || part.placed->Find(request.path()) != nullptr) ranks.push_back(rank);
   }
   if (ranks.empty()) return reply(v1::LocateFilesResponse());
   CheckParts(run, sequence, request, std::move(ranks), std::move(reply));

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <set>
 #include <string>
 #include <vector>
@@ -16,6 +17,7 @@
 #include "ckptd/storage/v1/storage.pb.h"
 #include "ckptd/v1/messages.pb.h"
 #include "daemon/engine/reading/lease_table.h"
+#include "daemon/engine/run/file_places.h"
 #include "daemon/engine/run/part_layout.h"
 #include "daemon/engine/run/run.h"
 #include "daemon/engine/run/run_states.h"
@@ -29,8 +31,8 @@ namespace ckptd {
 // One rank's files, in memory.
 struct ResidentPart {
   SessionId writer = 0;  // The session that could write there; 0 or ended: no session can any more.
-  std::vector<v1::FileSpec> files;
-  FilePlacements placed;
+  std::shared_ptr<const FilePlaces> placed;
+  std::vector<SealedFile> files;                 // As `placed` has them.
   std::vector<SegmentRef> segments;              // Valid while the copy is held.
   std::vector<storage::v1::FileRecord> records;  // Of `files`, in the same order.
   bool checked = false;                          // Matches the records, and no session could write since.

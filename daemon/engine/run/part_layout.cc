@@ -24,14 +24,15 @@ std::vector<std::span<std::byte>> MemoryRuns(const std::vector<SegmentRef>& segm
   return runs;
 }
 
-std::vector<FileImage> ImagesOf(const std::vector<v1::FileSpec>& files, const FilePlacements& placed,
+std::vector<FileImage> ImagesOf(const std::vector<SealedFile>& files,
                                 const std::vector<SegmentRef>& segments) {
   std::vector<FileImage> images;
-  for (const v1::FileSpec& file : files) {
+  images.reserve(files.size());
+  for (const SealedFile& file : files) {
     FileImage image;
-    image.path = file.path();
-    image.size = file.size_bytes();
-    for (std::span<std::byte> run : MemoryRuns(segments, placed.at(file.path()).offset(), image.size))
+    image.path = file.placed->path;
+    image.size = file.size;
+    for (std::span<std::byte> run : MemoryRuns(segments, file.placed->offset, image.size))
       image.runs.emplace_back(run);
     images.push_back(std::move(image));
   }

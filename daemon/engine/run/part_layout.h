@@ -5,11 +5,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
-#include <string>
-#include <unordered_map>
 #include <vector>
 
-#include "ckptd/v1/messages.pb.h"
+#include "daemon/engine/run/file_places.h"
 #include "daemon/engine/seams/root_io.h"
 #include "daemon/memory/segment_pool.h"
 
@@ -25,11 +23,8 @@ int64_t MemoryBytes(const std::vector<SegmentRef>& segments);
 std::vector<std::span<std::byte>> MemoryRuns(const std::vector<SegmentRef>& segments, int64_t offset,
                                              int64_t size);
 
-// By path: where a file lies in its part.
-using FilePlacements = std::unordered_map<std::string, v1::FilePlacement>;
-
 // The files of a sealed part as they lie in memory.
-std::vector<FileImage> ImagesOf(const std::vector<v1::FileSpec>& files, const FilePlacements& placed,
+std::vector<FileImage> ImagesOf(const std::vector<SealedFile>& files,
                                 const std::vector<SegmentRef>& segments);
 
 }  // namespace ckptd

@@ -23,17 +23,18 @@ class PathClaims {
   // What keeps `path` from being used: the same path, a parent directory of it that is a file, or a file
   // below it.
   std::optional<Claim> Find(const std::string& path) const;
-  // A path for which Find has found nothing.
-  void Add(const std::string& path, int rank);
+  // A path for which Find has found nothing. It is not copied: it must stay valid as long as the claims are used.
+  void Add(std::string_view path, int rank);
+  void Reserve(size_t files) { files_.reserve(files_.size() + files); }  // So many are about to be added.
   void Clear();
 
   size_t size() const { return files_.size(); }
   int64_t path_bytes() const { return path_bytes_; }  // Of all paths together.
 
  private:
-  std::unordered_map<std::string, int> files_;    // To the rank.
-  std::unordered_map<std::string, Claim> below_;  // Each directory, to the first file below it.
-  std::string last_directory_;                    // It, and all of its parents, are in below_.
+  std::unordered_map<std::string_view, int> files_;  // To the rank.
+  std::unordered_map<std::string, Claim> below_;     // Each directory, to the first file below it.
+  std::string last_directory_;                       // It, and all of its parents, are in below_.
   int64_t path_bytes_ = 0;
 };
 

@@ -20,6 +20,7 @@
 #include "ckptd/storage/v1/storage.pb.h"
 #include "ckptd/v1/messages.pb.h"
 #include "ckptd/v1/types.pb.h"
+#include "daemon/engine/run/file_places.h"
 #include "daemon/engine/run/part_layout.h"
 #include "daemon/engine/run/path_claims.h"
 #include "daemon/engine/run/save_lifecycle.h"
@@ -33,28 +34,38 @@ namespace ckptd {
 class CheckpointReader;
 struct Run;
 
+// A Begin that is not answered yet.
+struct BeginReply {
+  Reply<v1::BeginResponse> reply;
+  bool names_layout = false;  // The request named a layout, so the answer has no placements.
+};
+
 // One rank's contribution to a save.
 struct Part {
   int rank = 0;
   SessionId session = 0;  // 0 until the rank has called Begin.
   std::string instance;   // The client process, as it named itself.
   bool begun = false;
-  bool growing = false;              // The rank may add files with Extend.
-  bool share_unchanged = false;      // Files that the base has with the same bytes are not written.
-  bool granted = false;              // Begin was answered with memory.
-  bool sealed = false;               // The rank has written all its bytes into memory.
-  bool durable = false;              // The part record is on disk.
-  bool writing = false;              // RootIo::WritePart has not called back yet.
-  std::vector<v1::FileSpec> asked;   // The files of Begin, in the request's order.
-  FilePlacements placed;             // Where the files lie in the part.
+  bool growing = false;          // The rank may add files with Extend.
+  bool share_unchanged = false;  // Files that the base has with the same bytes are not written.
+  bool granted = false;          // Begin was answered with memory.
+  bool sealed = false;           // The rank has written all its bytes into memory.
+  bool durable = false;          // The part record is on disk.
+  bool writing = false;          // RootIo::WritePart has not called back yet.
+  // The files of Begin, in the request's order; empty if it named a layout.
+  std::vector<const PlacedFile*> asked;
+  // Where the files lie in the part. Shared with the layouts that are kept and with resident copies, once no file is
+  // added any more.
+  std::shared_ptr<FilePlaces> placed = std::make_shared<FilePlaces>();
+  int64_t layout = 0;                // What KeptLayouts calls these files; 0: it does not keep them.
   int64_t end = 0;                   // First free offset of the part.
   SessionId reserved_for = 0;        // The session that the reservation names.
   int reserved = 0;                  // Segments reserved.
   bool drawing = false;              // SegmentPool::Draw has not called back yet.
   std::vector<SegmentRef> segments;  // Drawn so far, in part order.
-  std::vector<v1::FileSpec> files;   // The files of Seal.
+  std::vector<SealedFile> files;     // The files of Seal, as `placed` has them.
   storage::v1::PartRecord record;    // Valid once `durable`.
-  std::vector<Reply<v1::BeginResponse>> begin_replies;
+  std::vector<BeginReply> begin_replies;
   // Extends that wait for their segments; answered when `segments` covers `end`.
   std::vector<std::pair<v1::ExtendRequest, Reply<v1::ExtendResponse>>> extend_replies;
   int open_writes = 0;  // WriteFile streams.

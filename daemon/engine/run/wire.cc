@@ -20,21 +20,19 @@ class FileCounter {
 
   void Add(const Part& part) {
     if (part.sealed) {
-      for (const v1::FileSpec& file : part.files) Add(file.path(), file.size_bytes(), part.rank);
+      for (const SealedFile& file : part.files) Add(file.placed->path, file.size, part.rank);
     } else {
-      std::vector<const v1::FilePlacement*> placed;
-      for (const auto& [path, placement] : part.placed) placed.push_back(&placement);
+      std::vector<const PlacedFile*> placed;
+      for (const PlacedFile& file : part.placed->files()) placed.push_back(&file);
       if (view_ == v1::FULL) std::sort(placed.begin(), placed.end(), IsBefore);
-      for (const v1::FilePlacement* file : placed) Add(file->path(), file->size_bytes(), part.rank);
+      for (const PlacedFile* file : placed) Add(file->path, file->size, part.rank);
     }
   }
   int64_t bytes() const { return bytes_; }
   int files() const { return files_; }
 
  private:
-  static bool IsBefore(const v1::FilePlacement* one, const v1::FilePlacement* other) {
-    return one->path() < other->path();
-  }
+  static bool IsBefore(const PlacedFile* one, const PlacedFile* other) { return one->path < other->path; }
   void Add(const std::string& path, int64_t size, int rank) {
     bytes_ += size;
     ++files_;

@@ -97,9 +97,9 @@ int64_t EndedSaves::ForgetLost(const Run* run, int64_t attempt, const std::strin
 void EndedSaves::OnTick() {
   for (Save* save : std::exchange(whole_, {})) {
     save->summary = std::make_unique<v1::Checkpoint>(hooks_.describe_save(*save));
+    save->claims.Clear();  // They refer to the parts.
     save->parts.clear();
     save->base.reset();
-    save->claims.Clear();
     save->pointers.clear();
     save->metrics.clear();
   }

@@ -131,7 +131,7 @@ void MemberFiles::WritePart(Save* save, Part& part) {
   *record.mutable_checkpoint() = SummaryOf(*save, chunk_bytes_);
   part.writing = true;
   save->run->io->WritePart(
-      save->id, std::move(record), ImagesOf(part.files, part.placed, part.segments),
+      save->id, std::move(record), ImagesOf(part.files, part.segments),
       part.share_unchanged ? save->base : nullptr, save->written,
       [this, id = save->id, rank = part.rank](absl::StatusOr<storage::v1::PartRecord> written) {
         OnPartWritten(id, rank, std::move(written));

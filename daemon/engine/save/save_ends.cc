@@ -82,7 +82,7 @@ void SaveTracker::OnEnded(Save* save, const absl::Status& why) {
 
 void SaveTracker::FailReplies(Save* save) {
   for (auto& [rank, part] : save->parts) {
-    for (auto& reply : std::exchange(part.begin_replies, {})) {
+    for (auto& [reply, names_layout] : std::exchange(part.begin_replies, {})) {
       if (save->life.end_level() == v1::SKIPPED) {
         v1::BeginResponse response;
         response.set_sequence(save->sequence);
@@ -183,7 +183,7 @@ void SaveTracker::Report(Save* save) {
 // Ranks that had sealed with an earlier daemon wait for the end.
 void SaveTracker::AnswerLateBegins(Save* save) {
   for (auto& [rank, part] : save->parts) {
-    for (auto& reply : std::exchange(part.begin_replies, {})) {
+    for (auto& [reply, names_layout] : std::exchange(part.begin_replies, {})) {
       if (save->level() == v1::COMMITTED) {
         reply(CommittedAlready(save->key));
       } else {

@@ -31,6 +31,21 @@ absl::Status RankTaken(const Save& save, int rank) {
       {{"tag", save.key.tag}, {"ranks", absl::StrCat(rank)}});
 }
 
+constexpr int64_t kAsksForLayout = -1;
+
+absl::Status UnknownLayout(const std::string& tag, int64_t layout) {
+  return MakeError(absl::StatusCode::kFailedPrecondition, reason::kUnknownLayout,
+                   absl::StrCat("layout ", layout,
+                                " is not the one that this session has begun with last; "
+                                "begin the save of ",
+                                tag, " again with its files"),
+                   {{"tag", tag}});
+}
+
+KeptLayouts::Owner OwnerOf(const Run& run, const Member& member) {
+  return {member.session, run.name, member.rank};
+}
+
 // How a save ends that no daemon takes any more. A rank that hears DRAINING begins the same save again, with
 // the next daemon; but this is the end of the save, also on other nodes.
 absl::Status EndFor(const absl::Status& refused, const std::string& tag) {
@@ -96,13 +111,14 @@ absl::StatusOr<Duration> CheckTimeout(bool set, const google::protobuf::Duration
 }  // namespace
 
 SaveIntake::SaveIntake(const EngineOptions& options, Clock* clock, EngineObserver* observer, SaveTable* saves,
-                       FilePlacer* placer, AdmissionQueue* queue, PartGrants* grants, DiskRoom* disk,
-                       Hooks hooks)
+                       FilePlacer* placer, KeptLayouts* layouts, AdmissionQueue* queue, PartGrants* grants,
+                       DiskRoom* disk, Hooks hooks)
     : options_(options),
       clock_(clock),
       observer_(observer),
       saves_(saves),
       placer_(placer),
+      layouts_(layouts),
       queue_(queue),
       grants_(grants),
       disk_(disk),
@@ -125,11 +141,18 @@ v1::BeginResponse SkippedResponse(int64_t sequence, const std::string& why) {
 
 // ---- from Begin to a save
 
-void SaveIntake::Begin(Run* run, const Member& member, const v1::BeginRequest& request,
+void SaveIntake::Begin(Run* run, const Member& member, v1::BeginRequest request,
                        Reply<v1::BeginResponse> reply) {
+  std::shared_ptr<FilePlaces> layout;
+  if (request.layout() > 0) {  // Looked up now: another Begin may replace it before this one has its turn.
+    layout = layouts_->Find(OwnerOf(*run, member), request.layout());
+    if (layout == nullptr) return reply(UnknownLayout(request.key().tag(), request.layout()));
+  }
   const int64_t number = ++last_activating_;
-  activating_.emplace(number, Activating{Pending{member.session, request, std::move(reply)},
-                                         run->authority->name(), ActivationDeadline(request)});
+  const Instant deadline = ActivationDeadline(request);
+  activating_.emplace(
+      number, Activating{Pending{member.session, std::move(request), std::move(layout), std::move(reply)},
+                         run->authority->name(), deadline});
   run->ledger->Activate(
       member.attempt, [this, number, name = run->name, attempt = member.attempt](const absl::Status& active) {
         auto activating = activating_.extract(number);
@@ -197,7 +220,7 @@ void SaveIntake::OnActivated(Pending begin) {
 bool SaveIntake::JoinExisting(Run* run, const Member& member, Pending& begin) {
   const SaveId key = KeyOf(member, begin.request);
   if (Save* save = run->FindSave(key)) {
-    BeginPart(save, member, begin.request, std::move(begin.reply));
+    BeginPart(save, member, std::move(begin));
     return true;
   }
   if (auto answer = hooks_.answer_if_ended(run, key)) {
@@ -249,7 +272,7 @@ void SaveIntake::BeginNew(const std::string& run_name, const Timeouts& timeouts,
   if (member == nullptr) return begin.reply(SessionLost());
   if (JoinExisting(run, *member, begin)) return;
   Save* save = NewSave(run, *member, timeouts, sequence, begin.request);
-  BeginPart(save, *member, begin.request, std::move(begin.reply));
+  BeginPart(save, *member, std::move(begin));
   if (save->phase() == SavePhase::kTarget) AskTarget(save);
 }
 
@@ -306,42 +329,59 @@ void SaveIntake::LogStepBack(const Save& save) {
 
 // ---- one rank
 
-void SaveIntake::BeginPart(Save* save, const Member& member, const v1::BeginRequest& request,
-                           Reply<v1::BeginResponse> reply) {
+void SaveIntake::BeginPart(Save* save, const Member& member, Pending begin) {
+  const v1::BeginRequest& request = begin.request;
+  Reply<v1::BeginResponse>& reply = begin.reply;
+  const bool names_layout = begin.layout != nullptr;
   if (save->phase() == SavePhase::kFailing && save->remembered) {
     if (save->life.end_level() == v1::SKIPPED) return reply(SkippedResponse(*save));
     return reply(save->error);
   }
   if (absl::Status differs = CheckAgrees(*save, member, request); !differs.ok()) return reply(differs);
   Part& part = save->PartOf(member.rank);
-  if (part.begun) return BeginAgain(save, part, member, std::move(reply));
+  if (part.begun) {
+    // The rank may know the same files by the number of a later layout; then it is told their places again.
+    const bool is_same = names_layout && part.layout == request.layout();
+    return BeginAgain(save, part, member, {std::move(reply), is_same});
+  }
   if (absl::Status named = NamePointers(save, member, request); !named.ok()) return reply(named);
   part.begun = true;
   part.session = member.session;
   part.instance = member.instance;
   part.growing = request.growing();
   part.share_unchanged = request.share_unchanged();
-  part.asked.assign(request.files().begin(), request.files().end());
-  part.begin_replies.push_back(std::move(reply));
+  part.begin_replies.push_back({std::move(reply), names_layout});
   if (save->metrics.empty() || (member.rank == 0 && !request.metrics().empty())) {
     save->metrics = {request.metrics().begin(), request.metrics().end()};
   }
   // A rank that names no policy follows the others.
   if (std::optional<RetentionPolicy> policy = PolicyOf(request)) save->retention = std::move(policy);
-  if (absl::Status placed = placer_->Place(save, part, part.asked); !placed.ok())
-    return hooks_.fail(save, placed);
+  if (absl::Status placed = PlaceFiles(save, part, begin); !placed.ok()) return hooks_.fail(save, placed);
   if (save->phase() == SavePhase::kGathering) return queue_->Gather(save);
   if (save->phase() == SavePhase::kAdmitted) grants_->OnBegun(save, part);
 }
 
+absl::Status SaveIntake::PlaceFiles(Save* save, Part& part, Pending& begin) {
+  if (begin.layout != nullptr) {
+    part.layout = begin.request.layout();
+    return placer_->PlaceAs(save, part, std::move(begin.layout));
+  }
+  CKPTD_RETURN_IF_ERROR(placer_->Place(save, part, begin.request.files()));
+  part.asked = FindAsked(part, begin.request.files());
+  // A growing part gets more files, and a client that does not ask does not know the field of the answer.
+  if (!part.growing && begin.request.layout() == kAsksForLayout)
+    part.layout = layouts_->Keep(save->run->uid, {part.session, save->run->name, part.rank}, part.placed);
+  return absl::OkStatus();
+}
+
 // A retry, perhaps from a new session after the daemon was restarted.
-void SaveIntake::BeginAgain(Save* save, Part& part, const Member& member, Reply<v1::BeginResponse> reply) {
+void SaveIntake::BeginAgain(Save* save, Part& part, const Member& member, BeginReply reply) {
   if (part.sealed && part.session == 0 && part.instance == member.instance) {
     // The rank sealed the part with an earlier daemon and never got the answer. It is told how the save ends.
     part.begin_replies.push_back(std::move(reply));
     return;
   }
-  if (part.session != member.session) return reply(RankTaken(*save, member.rank));
+  if (part.session != member.session) return reply.reply(RankTaken(*save, member.rank));
   part.begin_replies.push_back(std::move(reply));
   grants_->AnswerBegins(save, part);
 }

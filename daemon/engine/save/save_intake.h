@@ -18,6 +18,7 @@
 #include "daemon/engine/admission/admission_queue.h"
 #include "daemon/engine/admission/disk_room.h"
 #include "daemon/engine/admission/file_placer.h"
+#include "daemon/engine/admission/kept_layouts.h"
 #include "daemon/engine/admission/part_grants.h"
 #include "daemon/engine/run/run.h"
 #include "daemon/engine/run/save.h"
@@ -50,10 +51,11 @@ class SaveIntake {
     std::function<void(Save*, absl::Status)> fail;
   };
   SaveIntake(const EngineOptions& options, Clock* clock, EngineObserver* observer, SaveTable* saves,
-             FilePlacer* placer, AdmissionQueue* queue, PartGrants* grants, DiskRoom* disk, Hooks hooks);
+             FilePlacer* placer, KeptLayouts* layouts, AdmissionQueue* queue, PartGrants* grants,
+             DiskRoom* disk, Hooks hooks);
 
   // The request was checked, and the session has joined the run as `member`.
-  void Begin(Run* run, const Member& member, const v1::BeginRequest& request, Reply<v1::BeginResponse> reply);
+  void Begin(Run* run, const Member& member, v1::BeginRequest request, Reply<v1::BeginResponse> reply);
   // The ranks that have begun this save continue, or get the error. No-op if none waits for the sequence.
   void OnSequence(const std::string& run_name, const SaveId& id, const absl::StatusOr<int64_t>& sequence);
   // Ends the waits for the ledger to let an attempt act that are over.
@@ -65,6 +67,7 @@ class SaveIntake {
   struct Pending {
     SessionId session = 0;
     v1::BeginRequest request;
+    std::shared_ptr<FilePlaces> layout;  // What the request names so; null: it lists its files.
     Reply<v1::BeginResponse> reply;
   };
   struct Timeouts {
@@ -96,9 +99,9 @@ class SaveIntake {
   void LogStepBack(const Save& save);
 
   // One rank joins a save that exists.
-  void BeginPart(Save* save, const Member& member, const v1::BeginRequest& request,
-                 Reply<v1::BeginResponse> reply);
-  void BeginAgain(Save* save, Part& part, const Member& member, Reply<v1::BeginResponse> reply);
+  void BeginPart(Save* save, const Member& member, Pending begin);
+  absl::Status PlaceFiles(Save* save, Part& part, Pending& begin);
+  void BeginAgain(Save* save, Part& part, const Member& member, BeginReply reply);
   absl::Status CheckAgrees(const Save& save, const Member& member, const v1::BeginRequest& request) const;
   absl::Status NamePointers(Save* save, const Member& member, const v1::BeginRequest& request);
 
@@ -110,6 +113,7 @@ class SaveIntake {
   EngineObserver* const observer_;
   SaveTable* const saves_;
   FilePlacer* const placer_;
+  KeptLayouts* const layouts_;
   AdmissionQueue* const queue_;
   PartGrants* const grants_;
   DiskRoom* const disk_;

@@ -41,7 +41,7 @@ class SaveIntakeTest : public ClassTest {
                                   },
                               .session_of_rank = [](const Run&, int64_t, int) { return SessionId(); }});
     intake_ = std::make_unique<SaveIntake>(
-        options_, &clock_, static_cast<EngineObserver*>(this), &saves_, &placer_, admission_.get(),
+        options_, &clock_, static_cast<EngineObserver*>(this), &saves_, &placer_, &layouts_, admission_.get(),
         grants_.get(), &disk_,
         SaveIntake::Hooks{
             .find_run = [this](const std::string&) { return closed_ ? nullptr : run_; },
@@ -121,6 +121,7 @@ class SaveIntakeTest : public ClassTest {
                   .empty_trash = [](Run*, int64_t) { return int64_t{0}; },
                   .room_changed = [] {}}};
   FilePlacer placer_{EngineLimits(), 8 << 20};
+  KeptLayouts layouts_{EngineLimits()};
   std::unique_ptr<MemoryShares> shares_;
   std::unique_ptr<PartGrants> grants_;
   std::unique_ptr<AdmissionQueue> admission_;

@@ -18,11 +18,11 @@ storage::v1::SealedPart SealedPartOf(const Part& part) {
   storage::v1::SealedPart sealed;
   sealed.set_rank(part.rank);
   sealed.set_instance(part.instance);
-  for (const v1::FileSpec& spec : part.files) {
+  for (const SealedFile& each : part.files) {
     storage::v1::SealedFile& file = *sealed.add_files();
-    file.set_path(spec.path());
-    file.set_size_bytes(spec.size_bytes());
-    file.set_offset(part.placed.at(spec.path()).offset());
+    file.set_path(each.placed->path);
+    file.set_size_bytes(each.size);
+    file.set_offset(each.placed->offset);
   }
   for (const SegmentRef& ref : part.segments) {
     storage::v1::SealedSegment& segment = *sealed.add_segments();
@@ -237,15 +237,10 @@ void SaveRecovery::RecoverPart(const storage::v1::SealedPart& sealed, const std:
   part.begun = part.granted = part.sealed = true;
   part.segments = segments;
   for (const storage::v1::SealedFile& file : sealed.files()) {
-    v1::FileSpec& spec = part.files.emplace_back();
-    spec.set_path(file.path());
-    spec.set_size_bytes(file.size_bytes());
-    v1::FilePlacement& placement = part.placed[file.path()];
-    placement.set_path(file.path());
-    placement.set_size_bytes(file.size_bytes());
-    placement.set_offset(file.offset());
-    part.end = std::max(part.end, file.offset() + file.size_bytes());
-    save->claims.Add(file.path(), part.rank);
+    const PlacedFile& placed = part.placed->Add(file.path(), file.size_bytes(), file.offset());
+    part.files.push_back({&placed, placed.size});
+    part.end = std::max(part.end, placed.offset + placed.size);
+    save->claims.Add(placed.path, part.rank);
   }
   save->disk_reserved += part.end;
 }

@@ -4,8 +4,6 @@
 #include <algorithm>
 #include <chrono>
 #include <map>
-#include <string_view>
-#include <unordered_set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -43,6 +41,28 @@ absl::Status RanksMissing(const Save& save, const std::vector<int>& ranks, const
                    {{"tag", save.key.tag}, {"ranks", JoinRanks(ranks)}});
 }
 
+// The files that a Seal names.
+absl::StatusOr<std::vector<SealedFile>> FilesOf(const Part& part, const v1::SealRequest& request) {
+  std::vector<SealedFile> files;
+  files.reserve(static_cast<size_t>(request.files_size()));
+  for (const v1::FileSpec& file : request.files()) {
+    const PlacedFile* const placed = part.placed->Find(file.path(), files.size());
+    if (placed == nullptr) return InvalidArgument(absl::StrCat("file ", file.path(), " was never placed"));
+    if (file.size_bytes() > placed->size) {
+      return InvalidArgument(absl::StrCat("file ", file.path(), " is sealed with ", file.size_bytes(),
+                                          " bytes, but ", placed->size, " were placed"));
+    }
+    files.push_back({placed, file.size_bytes()});
+  }
+  std::vector<const PlacedFile*> seen;
+  seen.reserve(files.size());
+  for (const SealedFile& file : files) seen.push_back(file.placed);
+  std::sort(seen.begin(), seen.end());
+  if (const auto twice = std::adjacent_find(seen.begin(), seen.end()); twice != seen.end())
+    return InvalidArgument(absl::StrCat("file ", (*twice)->path, " is sealed twice"));
+  return files;
+}
+
 }  // namespace
 
 SaveTracker::SaveTracker(Clock* clock, SegmentPool* pool, EngineObserver* observer, SaveTable* saves,
@@ -61,8 +81,8 @@ SaveTracker::SaveTracker(Clock* clock, SegmentPool* pool, EngineObserver* observ
 
 // ---- Seal
 
-absl::Status SaveTracker::CheckSeal(const Save& save, const Part& part,
-                                    const v1::SealRequest& request) const {
+absl::StatusOr<std::vector<SealedFile>> SaveTracker::CheckSeal(const Save& save, const Part& part,
+                                                               const v1::SealRequest& request) const {
   if (save.phase() == SavePhase::kFailing) return save.error;
   if (!part.begun || !part.granted || part.open_writes > 0) {
     return MakeError(absl::StatusCode::kFailedPrecondition, reason::kUnknownSave,
@@ -72,23 +92,20 @@ absl::Status SaveTracker::CheckSeal(const Save& save, const Part& part,
                                         " before Begin was answered"));
   }
   CKPTD_RETURN_IF_ERROR(CheckSealRequest(request));
-  const int64_t memory = MemoryBytes(part.segments);
-  std::unordered_set<std::string_view> seen;
-  for (const v1::FileSpec& file : request.files()) {
-    const auto placed = part.placed.find(file.path());
-    if (placed == part.placed.end())
-      return InvalidArgument(absl::StrCat("file ", file.path(), " was never placed"));
-    if (file.size_bytes() > placed->second.size_bytes()) {
-      return InvalidArgument(absl::StrCat("file ", file.path(), " is sealed with ", file.size_bytes(),
-                                          " bytes, but ", placed->second.size_bytes(), " were placed"));
-    }
-    if (file.size_bytes() > 0 && placed->second.offset() + file.size_bytes() > memory)
-      return InvalidArgument(absl::StrCat(
-          "file ", file.path(), " is sealed and has no memory yet: wait for the answer of Extend first"));
-    if (!seen.insert(file.path()).second)
-      return InvalidArgument(absl::StrCat("file ", file.path(), " is sealed twice"));
+  std::vector<SealedFile> files;
+  if (request.as_placed()) {
+    files = part.placed->Sealed();
+  } else {
+    CKPTD_ASSIGN_OR_RETURN(files, FilesOf(part, request));
   }
-  return absl::OkStatus();
+  const int64_t memory = MemoryBytes(part.segments);
+  for (const SealedFile& file : files) {
+    if (file.size > 0 && file.placed->offset + file.size > memory)
+      return InvalidArgument(
+          absl::StrCat("file ", file.placed->path,
+                       " is sealed and has no memory yet: wait for the answer of Extend first"));
+  }
+  return files;
 }
 
 void SaveTracker::Seal(Save* save, const Member& member, const v1::SealRequest& request,
@@ -105,7 +122,9 @@ void SaveTracker::Seal(Save* save, const Member& member, const v1::SealRequest& 
   const bool is_retry = part.sealed && (save->error.ok() || !save->remembered);
   const v1::Level before = save->level();
   if (!is_retry) {
-    if (absl::Status wrong = CheckSeal(*save, part, request); !wrong.ok()) return reply(wrong);
+    absl::StatusOr<std::vector<SealedFile>> files = CheckSeal(*save, part, request);
+    if (!files.ok()) return reply(files.status());
+    part.files = *std::move(files);
     SealPart(save, part, request);
   }
   v1::SealResponse response;
@@ -122,7 +141,6 @@ void SaveTracker::Seal(Save* save, const Member& member, const v1::SealRequest& 
 
 void SaveTracker::SealPart(Save* save, Part& part, const v1::SealRequest& request) {
   part.sealed = true;
-  part.files.assign(request.files().begin(), request.files().end());
   save->slowest_rank = part.rank;
   if (save->suspect.empty()) save->suspect = request.suspect();
   if (request.has_stall()) {

@@ -83,7 +83,9 @@ class SaveTracker {
   Instant NextDeadline() const;
 
  private:
-  absl::Status CheckSeal(const Save& save, const Part& part, const v1::SealRequest& request) const;
+  // Returns the files that the request seals.
+  absl::StatusOr<std::vector<SealedFile>> CheckSeal(const Save& save, const Part& part,
+                                                    const v1::SealRequest& request) const;
   void SealPart(Save* save, Part& part, const v1::SealRequest& request);
   void AnswerWaiters(Save* save);
   void Report(Save* save);  // Tells the history, the observer, watchers and waiters how the save ended.

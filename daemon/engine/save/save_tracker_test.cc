@@ -321,7 +321,7 @@ TEST_F(SaveTrackerTest, ALateSaveFailsAndNamesTheMissingRanks) {
 
 TEST_F(SaveTrackerTest, AFailingSaveRevokesItsStreams) {
   Save* save = Admitted(AddRun(1000), 1);
-  save->PartOf(0).placed["a"].set_path("a");
+  save->PartOf(0).placed->Add("a", 0, 0);
   std::string revoked;
   const auto target = streams_.Open(save, 0, "a", [&](const absl::Status& why) { revoked = ReasonOf(why); });
   ASSERT_TRUE(target.ok());

@@ -12,8 +12,8 @@ namespace ckptd {
 absl::StatusOr<WriteTarget> WriteStreams::Open(Save* save, int rank, const std::string& path, Revoke revoke) {
   if (save->phase() == SavePhase::kFailing) return save->error;
   Part& part = save->PartOf(rank);
-  const auto placed = part.placed.find(path);
-  if (!part.granted || placed == part.placed.end()) {
+  const PlacedFile* const file = part.placed->Find(path);
+  if (!part.granted || file == nullptr) {
     return MakeError(absl::StatusCode::kNotFound, reason::kUnknownFile,
                      absl::StrCat("file ", path, " has no place in the part of rank ", rank),
                      {{"path", path}});
@@ -22,8 +22,7 @@ absl::StatusOr<WriteTarget> WriteStreams::Open(Save* save, int rank, const std::
     return MakeError(absl::StatusCode::kFailedPrecondition, reason::kSealed,
                      absl::StrCat("the part of rank ", rank, " is sealed and takes no more bytes"));
   }
-  if (const v1::FilePlacement& file = placed->second;
-      file.size_bytes() > 0 && file.offset() + file.size_bytes() > MemoryBytes(part.segments)) {
+  if (file->size > 0 && file->offset + file->size > MemoryBytes(part.segments)) {
     return MakeError(absl::StatusCode::kNotFound, reason::kUnknownFile,
                      absl::StrCat("file ", path, " of rank ", rank,
                                   " has no memory yet: wait for the answer of the Extend that names it"),
@@ -31,8 +30,8 @@ absl::StatusOr<WriteTarget> WriteStreams::Open(Save* save, int rank, const std::
   }
   WriteTarget target;
   target.id = next_id_++;
-  target.size = placed->second.size_bytes();
-  target.runs = MemoryRuns(part.segments, placed->second.offset(), target.size);
+  target.size = file->size;
+  target.runs = MemoryRuns(part.segments, file->offset, target.size);
   ++part.open_writes;
   streams_.emplace(target.id, Stream{save->id, rank, std::move(revoke)});
   return target;

@@ -72,6 +72,12 @@ absl::Status CheckBegin(const v1::BeginRequest& request, int world_size) {
                                     kLongestMetricName));
     }
   }
+  if (request.layout() < -1)
+    return InvalidArgument(absl::StrCat("layout is ", request.layout(),
+                                        "; it is the number that an answer gave, or -1 to ask for one"));
+  if (request.layout() > 0 && (request.growing() || !request.files().empty()))
+    return InvalidArgument(
+        "layout is set with growing or files; a layout is all files of a part, to which none is added");
   CKPTD_RETURN_IF_ERROR(
       CheckPointers(request.key().tag(), {request.pointers().begin(), request.pointers().end()}));
   return CheckFiles(request.files());
@@ -107,6 +113,8 @@ absl::Status CheckSealRequest(const v1::SealRequest& request) {
   if (request.suspect().size() > kMaxSuspectBytes)
     return InvalidArgument(
         absl::StrCat("suspect has ", request.suspect().size(), " bytes; it has at most ", kMaxSuspectBytes));
+  if (request.as_placed() && !request.files().empty())
+    return InvalidArgument("files is set with as_placed, which seals all files as they were placed");
   return CheckFiles(request.files());
 }
 

@@ -171,6 +171,7 @@ class Membership:
         self._ordinals = ordinals_of(connection, root, launch.rank)
         self._replaced = False
         self._saves_begun = 0  # In all attempts.
+        self.last_layout: Any = None  # The _saving.layout.Layout of its last part; None: there is none.
         self._unended: Set[UnendedSave] = set()
         self._failures: Deque[errors.CkptdError] = collections.deque(maxlen=_REMEMBERED_FAILURES)
 

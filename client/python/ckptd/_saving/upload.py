@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from typing import Any, Callable, List, Optional, Sequence, TypeVar
+from typing import Any, Callable, Dict, List, Optional, Sequence, TypeVar
 
 from ckptd import errors
 from ckptd._membership.membership import RPC_SECONDS, Joined, Membership
@@ -12,6 +12,7 @@ from ckptd._memory.copies import finish_all
 from ckptd._memory.image import Memory, PiecesImage
 from ckptd._saving import finite
 from ckptd._saving.finite import NonFiniteTensor
+from ckptd._saving.layout import Layout, names_and_sizes
 from ckptd._saving.part_files import PartFile, PartRoom, check_places, part_file
 from ckptd._saving.save_options import SaveOptions
 from ckptd._saving.save_state import SaveState
@@ -82,6 +83,7 @@ class PartUpload(UnendedSave):
         self._suspect = ""  # Why, if the check calls the part suspect.
         self._memory: Optional[Memory] = None
         self._room = PartRoom()
+        self._layout: Optional[Layout] = None  # Of all files of the part, if the daemon keeps it.
         self._borrower = object()  # Marks the segments that are lent for this part.
         self._sealed_bytes: Optional[SealedBytes] = None  # Kept for the next daemon, from Seal to the end.
         self._overlapping: List[PartFile] = []  # Those that devices copy after the call that has added them.
@@ -232,9 +234,8 @@ class PartUpload(UnendedSave):
         if not self.state.is_recovered:  # A recovered one has waited for its turn already.
             self.membership.recovery.await_earlier(self.number, joined.session, self._budget.left())
         try:
-            request = self._begin_request(self._admission_timeout())
             self._is_begin_unanswered = True  # Before the call: Ctrl-C may end it when the request is on its way.
-            begun = joined.session.call(joined.session.checkpoints.Begin, request, self._call_seconds())
+            begun = self._ask_begin(joined)
         except errors.CkptdError as error:
             self._is_begin_unanswered = isinstance(error, errors.Unavailable)
             if error.reason == "SAVE_CONFLICT" and self._is_seal_sent and self._was_committed_before(joined):
@@ -254,8 +255,34 @@ class PartUpload(UnendedSave):
             )
             return joined
         self._map_granted(joined, begun)
-        self._place(self._files, begun.placements)
+        self._place(self._files, self._layout.offsets if self._layout is not None else _offsets(begun.placements))
         return joined
+
+    def _ask_begin(self, joined: Joined) -> Any:
+        """Returns the answer to Begin. Files as those of the last part are not listed again."""
+        begin, last = joined.session.checkpoints.Begin, self.membership.last_layout
+        self._layout = None
+        if last is not None and not self._is_growing() and last.is_of(joined, self._files):
+            try:
+                begun = joined.session.call(begin, self._begin_request(last), self._call_seconds())
+            except errors.Refused as error:
+                if error.reason != "UNKNOWN_LAYOUT":
+                    raise
+            else:
+                if begun.layout == last.number:
+                    self._layout = last
+                    return begun
+                return self._note_layout(joined, begun)
+        return self._note_layout(joined, joined.session.call(begin, self._begin_request(None), self._call_seconds()))
+
+    def _note_layout(self, joined: Joined, begun: Any) -> Any:
+        if begun.layout:
+            self._layout = Layout(joined, begun.layout, names_and_sizes(self._files), _offsets(begun.placements))
+            self.membership.last_layout = self._layout
+        return begun
+
+    def _is_growing(self) -> bool:
+        return self._growing and not self.state.is_recovered  # A recovered part has all its files.
 
     def _admission_timeout(self) -> float:
         if not self.state.is_recovered:
@@ -264,22 +291,25 @@ class PartUpload(UnendedSave):
             return max(_LEAST_ADMISSION_SECONDS, wait - min(_EARLY_SECONDS, wait / 10))
         return min(max(self._options.timeout, _RECOVERY_ADMISSION_SECONDS), self.membership.commit_timeout)
 
-    def _begin_request(self, timeout: float) -> Any:
-        # A recovered part has all its files, and its trainer has seen it sealed and does not expect it to be skipped.
-        is_recovered = self.state.is_recovered
+    def _begin_request(self, layout: Optional[Layout]) -> Any:
+        """layout: names the files; None: they are listed."""
         request = messages.BeginRequest(
             key=self.key,
-            growing=self._growing and not is_recovered,
-            busy=types.WAIT if is_recovered else self._options.busy_policy,
+            growing=self._is_growing(),
+            # The trainer has seen a recovered part sealed and does not expect it to be skipped.
+            busy=types.WAIT if self.state.is_recovered else self._options.busy_policy,
             metrics=self._options.metrics,
             pointers=self._options.pointers,
             ranks=self._options.contributors,
         )
         if self._options.step is not None:
             request.step = self._options.step
-        for file in self._files:
-            request.files.add(path=file.name, size_bytes=file.size)
-        set_duration(request.timeout, timeout)
+        if layout is not None:
+            request.layout = layout.number
+        else:
+            _add_files(request, self._files)
+            request.layout = 0 if self._is_growing() else -1  # -1: the answer is to have the number of this layout.
+        set_duration(request.timeout, self._admission_timeout())
         set_duration(request.commit_timeout, self.membership.commit_timeout)
         if self.membership.keep is not None:
             set_policy(request, self.membership.keep)
@@ -313,14 +343,13 @@ class PartUpload(UnendedSave):
             if end.level >= types.FAILED:
                 raise error_of_save(end) from None
             raise
-        if self._growing and not self.state.is_recovered:
+        if self._is_growing():
             self._room.grant([segment.size_bytes for segment in granted.segments], granted.placements)
 
-    def _place(self, files: List[PartFile], placements: Any) -> None:
+    def _place(self, files: List[PartFile], offsets: Dict[str, int]) -> None:
         """Gives files their places. What was written with an earlier daemon is copied from there."""
-        by_name = {placement.path: placement for placement in placements}
         for file in files:
-            before, file.offset, file.is_asked = file.offset, by_name[file.name].offset, True
+            before, file.offset, file.is_asked = file.offset, offsets[file.name], True
             if file.image is not None:
                 continue
             if file.memory is None:
@@ -370,12 +399,11 @@ class PartUpload(UnendedSave):
         """Has the daemon place the files that it does not know of."""
         files = [file for file in self._files if not file.is_asked]
         request = messages.ExtendRequest(key=self.key)
-        for file in files:
-            request.files.add(path=file.name, size_bytes=file.size)
+        _add_files(request, files)
         extended = joined.session.call(joined.session.checkpoints.Extend, request, self._call_seconds())
         check_places(files, extended.placements)
         self._map_granted(joined, extended)
-        self._place([file for file in files if file.written is not joined], extended.placements)
+        self._place([file for file in files if file.written is not joined], _offsets(extended.placements))
         for file in files:
             file.is_asked = True
 
@@ -419,8 +447,10 @@ class PartUpload(UnendedSave):
 
     def _seal_with(self, joined: Joined) -> None:
         request = messages.SealRequest(key=self.key, suspect=self._suspect)
-        for file in self._files:
-            request.files.add(path=file.name, size_bytes=file.size)
+        if self._layout is not None:
+            request.as_placed = True
+        else:
+            _add_files(request, self._files)
         set_duration(request.stall, self.state.stall_seconds)
         self._is_seal_sent = True  # Before the call: the daemon may seal it although its answer does not arrive.
         timeout = min(RPC_SECONDS, self._call_seconds())
@@ -559,6 +589,15 @@ class PartUpload(UnendedSave):
 
     def _abort_request(self, why: str) -> Any:
         return messages.AbortRequest(key=self.key, message=why[:1000])
+
+
+def _add_files(request: Any, files: Sequence[PartFile]) -> None:
+    for file in files:
+        request.files.add(path=file.name, size_bytes=file.size)
+
+
+def _offsets(placements: Any) -> Dict[str, int]:
+    return {placement.path: placement.offset for placement in placements}
 
 
 def _bytes_lost(tag: str) -> errors.CkptdError:
