@@ -1,6 +1,7 @@
 """With pytest-xdist, one process runs the tests of a folder: they share daemons and nodes, which need much memory."""
 
 import os
+import signal
 
 import pytest
 
@@ -27,3 +28,11 @@ def pytest_collection_modifyitems(items):
         return SLOW_FOLDERS.index(folder) if folder in SLOW_FOLDERS else len(SLOW_FOLDERS)
 
     items.sort(key=place)  # Stable.
+
+
+@pytest.fixture
+def interrupt_handler():
+    """Python's own handler of SIGINT. A shell starts what it runs in the background without it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield signal.default_int_handler
+    signal.signal(signal.SIGINT, before)

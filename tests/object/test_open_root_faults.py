@@ -111,6 +111,7 @@ def test_other_server_than_one_of_s3_is_told(copies: Copies, proxy: FaultProxy, 
     assert caught.value.reason == "STORE_TIMEOUT"
 
 
+@pytest.mark.usefixtures("interrupt_handler")
 @pytest.mark.parametrize("kind", KINDS)
 @with_moto
 def test_ctrl_c_ends_what_waits(copies: Copies, proxy: FaultProxy, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,6 +98,7 @@ def test_error_ends_the_others_and_is_raised_when_none_of_them_works(where: str)
     assert len(ended) == count
 
 
+@pytest.mark.usefixtures("interrupt_handler")
 @pytest.mark.parametrize("seed", range(30))
 def test_interrupt_at_any_time_leaves_no_thread_at_work(seed: int) -> None:
     working, lock = [0], threading.Lock()

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from typing import Any, Iterator, List
+from typing import Any, List
 
 import ckptd
 import grpc
@@ -19,10 +19,8 @@ from ckptd._wire.status import to_error
 
 
 @pytest.fixture(autouse=True)
-def handler() -> Iterator[Any]:
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield signal.default_int_handler
-    signal.signal(signal.SIGINT, before)
+def handler(interrupt_handler: Any) -> Any:
+    return interrupt_handler
 
 
 def test_interrupt_waits_for_the_end_of_what_is_uninterrupted(handler: Any) -> None:
