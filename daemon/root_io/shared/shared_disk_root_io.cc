@@ -103,11 +103,12 @@ class SharedDiskRootIo : public DiskRootIo<SharedFilesIo, SharedDiskRoot> {
 
   // Dropped, and an ended one stopped, when the root is closed.
   void TryNodes(NodesToTry trying, Callback<absl::StatusOr<NodesTried>> done) override {
-    threads_.trials->PostIdle([root = root_, clock = threads_.clock, trying = std::move(trying),
-                               answer = answers_.To(std::move(done))]() mutable {
+    threads_.trials->PostIdle([root = root_, workers = threads_.trials.get(), clock = threads_.clock,
+                               trying = std::move(trying), answer = answers_.To(std::move(done))]() mutable {
       if (!root->open.load()) return answer(RootNotOpen());
-      trying.stopped = [root, stopped = std::move(trying.stopped)] {
-        return root->abandoned.load() || (stopped && stopped());
+      // On a thread of `workers`, which outlive it.
+      trying.stopped = [root, workers, stopped = std::move(trying.stopped)] {
+        return root->abandoned.load() || workers->ending() || (stopped && stopped());
       };
       answer(ckptd::TryNodes(*root->fs, root->dir.get(), *clock, trying));
     });

@@ -101,6 +101,11 @@ void FileSystemWorkers::BeginEnd() {
   changed_.SignalAll();
 }
 
+bool FileSystemWorkers::ending() const {
+  MutexLock lock(mutex_);
+  return ending_;
+}
+
 bool FileSystemWorkers::WaitEnded(Instant deadline) {
   bool ended = false;
   {

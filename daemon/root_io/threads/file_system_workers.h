@@ -64,6 +64,8 @@ class FileSystemWorkers {
   // `deadline` (of the steady clock). If not, they are detached with all that they use: the file system
   // hangs, and a thread inside the kernel cannot be ended.
   void BeginEnd();
+  // For work that waits for something: it is to give up.
+  bool ending() const;
   bool WaitEnded(Instant deadline);
   // Joins the thread if it has ended, without waiting. Returns whether it had. Call it after BeginEnd.
   bool TryJoin();
