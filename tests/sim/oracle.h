@@ -91,6 +91,7 @@ class Oracle {
   void Resumed(int run, int64_t attempt, int64_t sequence, const std::string& tag, bool allows_suspect);
   // `Damaged`: a rank reported damage. `Agreed`: a rank was told that all ranks have read their parts.
   void Damaged(int run, int64_t sequence) { runs_[run].damaged.insert(sequence); }
+  bool WasDamaged(int run, int64_t sequence) { return runs_[run].damaged.contains(sequence); }
   void Agreed(int run, int64_t attempt, int64_t sequence);
   // A read found a wrong checksum; the engine learns of it in this step and then must have marked the
   // checkpoint, unless the root waits for a scan.

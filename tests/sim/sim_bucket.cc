@@ -43,16 +43,20 @@ bool SimBucket::IsReplaced(const std::string& tag, int64_t sequence) const {
   return newest != newest_of_tag_.end() && newest->second > sequence;
 }
 
+bool SimBucket::IsDamaged(const SimDisk::Generation& checkpoint) const {
+  return !checkpoint.rotten->empty() || checkpoint.damage ||
+         oracle_->WasDamaged(disk_->run(), checkpoint.summary.sequence());
+}
+
 bool SimBucket::IsToBeUploaded(const SimDisk::Generation& checkpoint) const {
   const storage::v1::ManifestSummary& summary = checkpoint.summary;
   return plan_.every == 1 && summary.suspect().empty() && summary.adopted_from().empty() &&
-         checkpoint.rotten->empty() && !checkpoint.damage && !summary.tag().starts_with("moved") &&
+         !IsDamaged(checkpoint) && !summary.tag().starts_with("moved") &&
          !IsReplaced(summary.tag(), summary.sequence());
 }
 
 void SimBucket::OnEvicted(const SimDisk::Generation& evicted, const storage::v1::UploadRecord& record) {
-  const bool is_lost = !evicted.rotten->empty() || evicted.damage;  // It is not to be uploaded any more.
-  if (plan_.evict_before_upload || plan_.needs_room || is_lost) return;
+  if (plan_.evict_before_upload || plan_.needs_room || IsDamaged(evicted)) return;
   const int64_t sequence = evicted.summary.sequence();
   if (std::any_of(record.waiting().begin(), record.waiting().end(),
                   [&](const auto& waiting) { return waiting.sequence() == sequence; })) {

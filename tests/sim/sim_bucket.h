@@ -53,6 +53,8 @@ class SimBucket {
     SimDisk::Generation checkpoint;
     bool whole = false;
   };
+  // A rank or a read has found that, or an upload would. It is not to be uploaded any more.
+  bool IsDamaged(const SimDisk::Generation& checkpoint) const;
   bool IsReplaced(const std::string& tag, int64_t sequence) const;
   // Each checkpoint that the run has saved, and that is good.
   bool IsToBeUploaded(const SimDisk::Generation& checkpoint) const;
