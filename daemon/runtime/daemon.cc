@@ -338,6 +338,8 @@ absl::Status Daemon::StartCluster(const GrpcEtcd::Post& post) {
   shared_folders_ = std::make_unique<SharedFolderLooks>(
       &SystemClock(), LookAtSharedFolder,
       [this, post](SharedFolderLooks::Look look, SharedFolderLooks::Done done) {
+        // The folders count as one file system, so that those which hang leave threads to the roots of this
+        // user.
         attaches_->Submit(
             ::geteuid(), "shared folders",
             [look = std::move(look)]() mutable -> absl::StatusOr<RootAttachment> {

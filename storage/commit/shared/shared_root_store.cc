@@ -68,7 +68,7 @@ absl::Status SharedRootStore::Start() {
 
 absl::Status SharedRootStore::EnsureDirectory() {
   const absl::StatusOr<FileStat> now = fs_.Stat(layout_.root, SharedPath());
-  if (!now.ok() && !IsMissing(now.status())) return absl::OkStatus();
+  if (!now.ok() && !MayBeAnothersChange(now.status())) return absl::OkStatus();
   if (now.ok() && now->device == shared_stat_.device && now->inode == shared_stat_.inode)
     return absl::OkStatus();
   return MakeDirectoryAnew();

@@ -391,6 +391,20 @@ TEST_F(SharedRootStoreTest, DirectoryThatIsStaleIsOpenedAnewForTheNextSave) {
   EXPECT_EQ(store->Find(*before).value(), SharedPlace::kInFlight) << "it is the same directory still";
 }
 
+TEST_F(SharedRootStoreTest, DirectoryThatIsStaleIsOpenedAnewForTheNextPart) {
+  const Store coordinator = Open("a");
+  ASSERT_TRUE(coordinator->BeginTerm(1).ok());
+  FaultyFileSystem faulty(&disk_);
+  const Store member = OpenWith(faulty, "b");
+  const auto save = coordinator->MakeInflight("step_1", 1);
+  ASSERT_TRUE(save.ok()) << save.status();
+  const int before = faulty.Count(FsOp::kOpen);
+  faulty.Fail({.op = FsOp::kStat, .error = ESTALE});
+  const auto part = member->BeginPart(*save, EarlierDaemon::kNone);
+  EXPECT_TRUE(part.ok()) << part.status();
+  EXPECT_GT(faulty.Count(FsOp::kOpen) - before, 3) << ".ckptd was not opened anew";
+}
+
 // A removal between any two calls of a reader that has not asked the ledger.
 TEST_F(SharedRootStoreTest, RemovalWhileAReaderOpensIsNoDamage) {
   for (int at = 1;; ++at) {
