@@ -10,7 +10,7 @@ import ssl
 import subprocess
 import threading
 import time
-from typing import Callable, Iterator
+from typing import Iterator
 
 import ckptd
 import pytest
@@ -20,6 +20,8 @@ from checkpoint_files import CHUNK, write_checkpoint
 from ckptd._roots.bucket import bucket_file, client, store
 from fault_plan import PASSING, Fault, Rule, can_meet
 from fault_proxy import FaultProxy
+
+from harness import until
 
 BIG = random.Random(5).randbytes(10 * CHUNK + 1234)
 KINDS = ("GET list", "GET manifest", "GET file")
@@ -123,7 +125,7 @@ def test_ctrl_c_ends_what_waits(copies: Copies, proxy: FaultProxy, kind: str, mo
     assert main is not None
 
     def interrupt() -> None:
-        _until(lambda: proxy.met)
+        until(lambda: proxy.met, "the first fault")
         signal.pthread_kill(main, signal.SIGINT)
 
     threading.Thread(target=interrupt, daemon=True).start()
@@ -131,11 +133,6 @@ def test_ctrl_c_ends_what_waits(copies: Copies, proxy: FaultProxy, kind: str, mo
     with pytest.raises(KeyboardInterrupt):
         read_all(copies)
     assert time.monotonic() - begun < 30
-
-
-def _until(condition: "Callable[[], object]") -> None:
-    while not condition():
-        time.sleep(0.01)
 
 
 def test_credentials_that_the_server_refuses_are_told(copies: Copies, monkeypatch: pytest.MonkeyPatch) -> None:
