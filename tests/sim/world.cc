@@ -235,13 +235,7 @@ void World::End() {
   for (int run = 0; run < plan_.roots(); ++run) {
     const std::string left = disks_[run]->Leftovers();
     if (!left.empty()) return oracle_.Violated(absl::StrCat("left on disk of run ", run, ":", left));
-    auto last = std::make_shared<Launch>();
-    last->run = run;
-    last->uid = plan_.UidOf(run);
-    last->id = absl::StrCat("last", run);
-    last->world_size = 2;
-    last->seed = plan_.seed;
-    LaunchJob(run, 0, last);
+    LaunchTwoRanks(run, absl::StrCat("last", run));
   }
   if (!Settle("the last launch")) return;
   const auto last = LivingTrainers();
@@ -267,6 +261,16 @@ void World::End() {
   LoseDisks();
 }
 
+void World::LaunchTwoRanks(int run, const std::string& id) {
+  auto launch = std::make_shared<Launch>();
+  launch->run = run;
+  launch->uid = plan_.UidOf(run);
+  launch->id = id;
+  launch->world_size = 2;
+  launch->seed = plan_.seed;
+  LaunchJob(run, 0, launch);
+}
+
 bool World::Settle(const std::string& what) {
   const Duration timeout = buckets_.empty() ? kSettleTimeout : kSettleUploadsTimeout;
   if (!RunUntil(schedule_.elapsed() + timeout, true) && oracle_.violation().empty())
@@ -285,13 +289,7 @@ void World::LoseDisks() {
   for (const auto& [run, bucket] : buckets_) {
     disks_[run]->Lose();
     oracle_.RootLost(run, bucket->Newest());
-    auto next = std::make_shared<Launch>();
-    next->run = run;
-    next->uid = plan_.UidOf(run);
-    next->id = absl::StrCat("after the loss ", run);
-    next->world_size = 2;
-    next->seed = plan_.seed;
-    LaunchJob(run, 0, next);
+    LaunchTwoRanks(run, absl::StrCat("after the loss ", run));
   }
   if (!Settle("the launch after the loss of the disk")) return;
   for (const auto& trainer : LivingTrainers()) trainer->Kill();

@@ -113,6 +113,7 @@ class World : public EngineObserver {
   std::string DescribeActivity();
   // Whether the work that goes on ends; else it is a violation.
   bool Settle(const std::string& what);
+  void LaunchTwoRanks(int run, const std::string& id);
   void LoseDisks();
   bool RunUntil(Duration until, bool stop_when_idle);
   void End();
