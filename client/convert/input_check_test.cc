@@ -20,7 +20,7 @@ class InputCheckTest : public ::testing::Test {
  protected:
   InputCheckTest() {
     const std::unique_ptr<RootStore> store = root_.Open();
-    EXPECT_EQ(Save(root_.fs(), *store, spec_), Verdict::kCommitted);
+    EXPECT_EQ(Save(root_.fs(), *store, spec_), SaveVerdict::kCommitted);
   }
   absl::StatusOr<InputCheck> Check(const std::string& directory) {
     absl::StatusOr<ScopedHandle> dir =

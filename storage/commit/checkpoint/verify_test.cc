@@ -26,7 +26,7 @@ using ::testing::SizeIs;
 class VerifyTest : public ::testing::Test {
  protected:
   VerifyTest() {
-    EXPECT_EQ(Save(root_.fs(), *store_, spec_), Verdict::kCommitted);
+    EXPECT_EQ(Save(root_.fs(), *store_, spec_), SaveVerdict::kCommitted);
     store_.reset();  // Verifying needs no store.
   }
   VerifyReport Verify() {
@@ -152,7 +152,7 @@ TEST_F(VerifySharedTest, NamesRanksThatNoRecordHas) {
 
 TEST_F(VerifyTest, FindsAPartRecordOfAnotherSave) {
   store_ = root_.Open();
-  ASSERT_EQ(Save(root_.fs(), *store_, {"step_20", 2}), Verdict::kCommitted);
+  ASSERT_EQ(Save(root_.fs(), *store_, {"step_20", 2}), SaveVerdict::kCommitted);
   std::filesystem::copy_file(root_.path("step_20/.ckptd/part-00000"), root_.path(In(".ckptd/part-00000")),
                              std::filesystem::copy_options::overwrite_existing);
   EXPECT_THAT(OnlyProblem(), HasSubstr("is of sequence 2, the manifest of 1"));
@@ -196,7 +196,7 @@ TEST_F(VerifyTest, VerifiesAgainWhatIsSavedAgainMeanwhile) {
   store_ = root_.Open();
   int64_t sequence = 1;
   const auto save_anew = [&](int64_t) {
-    ASSERT_EQ(Save(root_.fs(), *store_, {"step_10", ++sequence}), Verdict::kCommitted);
+    ASSERT_EQ(Save(root_.fs(), *store_, {"step_10", ++sequence}), SaveVerdict::kCommitted);
     while (*store_->EmptyTrashStep({})) {
     }
   };
@@ -237,8 +237,8 @@ TEST_F(VerifyTest, ReportsARenamedDirectoryAndFailsForAMissingOne) {
 
 TEST_F(VerifyTest, ListsNewestFirstAndNamesDamagedOnes) {
   store_ = root_.Open();
-  ASSERT_EQ(Save(root_.fs(), *store_, {"a_later_one", 2}), Verdict::kCommitted);
-  ASSERT_EQ(Save(root_.fs(), *store_, {"broken", 3}), Verdict::kCommitted);
+  ASSERT_EQ(Save(root_.fs(), *store_, {"a_later_one", 2}), SaveVerdict::kCommitted);
+  ASSERT_EQ(Save(root_.fs(), *store_, {"broken", 3}), SaveVerdict::kCommitted);
   root_.FlipByte("broken/.ckptd/manifest", 50);
   root_.Write("foreign/x", "x");
   const absl::StatusOr<RootListing> listing = ListRoot(root_.fs(), root_.handle());

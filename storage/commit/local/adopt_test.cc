@@ -168,7 +168,7 @@ TEST_F(AdoptTest, FindsFinishedOnesByMarkerTimeThenByName) {
   MakeForeign("twin_a", kTime + 5);
   MakeForeign("early", kTime);
   MakeForeign("a name", kTime + 1);  // Not a valid tag of ckptd, but a checkpoint.
-  ASSERT_EQ(Save(root_.fs(), *store_, {"ours", 1}), Verdict::kCommitted);
+  ASSERT_EQ(Save(root_.fs(), *store_, {"ours", 1}), SaveVerdict::kCommitted);
   root_.Write("ours/done", "1");  // Perhaps NeuronX Distributed's, in a checkpoint that ckptd wrote for it.
   Reopen();
   EXPECT_THAT(Names(store_->foreign()), ElementsAre("early", "a name", "twin_a", "twin_b", "late"));
@@ -263,7 +263,7 @@ TEST_F(AdoptTest, AdoptedOneIsPinnedReadReplacedAndEvictedLikeAnyOther) {
   EXPECT_EQ(ReasonOf(store_->Evict("one", 1)), "PINNED");
   ASSERT_TRUE(store_->SetPinned("one", 1, false).ok());
   ASSERT_TRUE(store_->Evict("one", 1).ok());
-  ASSERT_EQ(Save(root_.fs(), *store_, {"two", 3}), Verdict::kCommitted);
+  ASSERT_EQ(Save(root_.fs(), *store_, {"two", 3}), SaveVerdict::kCommitted);
   while (*store_->EmptyTrashStep({})) {
   }
   EXPECT_THAT(Committed(*store_), ElementsAre("two:3"));
@@ -437,8 +437,8 @@ TEST_F(AdoptTest, ReadsInStepsAndStopsBetweenThem) {
 TEST_F(AdoptTest, RetentionAndTrashLeaveForeignOnesUntouched) {
   MakeForeign("theirs");
   const auto before = Everything("theirs");
-  ASSERT_EQ(Save(root_.fs(), *store_, {"ours_1", 1}), Verdict::kCommitted);
-  ASSERT_EQ(Save(root_.fs(), *store_, {"ours_2", 2}), Verdict::kCommitted);
+  ASSERT_EQ(Save(root_.fs(), *store_, {"ours_1", 1}), SaveVerdict::kCommitted);
+  ASSERT_EQ(Save(root_.fs(), *store_, {"ours_2", 2}), SaveVerdict::kCommitted);
   EXPECT_EQ(ReasonOf(store_->Evict("theirs", 1)), "NO_CHECKPOINT");
   ASSERT_TRUE(store_->Evict("ours_1", 1).ok());
   while (*store_->EmptyTrashStep({})) {
@@ -451,7 +451,7 @@ TEST_F(AdoptTest, RefusesAReSaveOfAForeignTag) {
   MakeForeign("theirs");
   const auto before = Everything("theirs");
   EXPECT_EQ(ReasonOf(store_->CheckTarget("theirs")), "TAG_FOREIGN");
-  EXPECT_EQ(Save(root_.fs(), *store_, {"theirs", 1}), Verdict::kFailed);
+  EXPECT_EQ(Save(root_.fs(), *store_, {"theirs", 1}), SaveVerdict::kFailed);
   EXPECT_EQ(Everything("theirs"), before);
 }
 
@@ -474,10 +474,10 @@ TEST_F(AdoptTest, LeavesHalfDeletedAndEmptyDirectoriesUntouched) {
   const auto before = Everything("");
   Reopen();
   for (int i = 1; i <= 3; ++i)
-    ASSERT_EQ(Save(root_.fs(), *store_, {absl::StrCat("ours_", i), i}), Verdict::kCommitted);
+    ASSERT_EQ(Save(root_.fs(), *store_, {absl::StrCat("ours_", i), i}), SaveVerdict::kCommitted);
   for (const char* tag : {"half_deleted", "folder", "other"}) {
     EXPECT_EQ(ReasonOf(store_->CheckTarget(tag)), "TAG_FOREIGN") << tag;
-    EXPECT_EQ(Save(root_.fs(), *store_, {tag, 9}), Verdict::kFailed) << tag;
+    EXPECT_EQ(Save(root_.fs(), *store_, {tag, 9}), SaveVerdict::kFailed) << tag;
     EXPECT_EQ(Refusal(tag).substr(0, 18), "FOREIGN_UNFINISHED") << tag;
   }
   for (int i = 1; i <= 3; ++i) ASSERT_TRUE(store_->Evict(absl::StrCat("ours_", i), i).ok());

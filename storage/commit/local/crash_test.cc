@@ -219,20 +219,20 @@ struct Operation {
   bool can_exchange = true;
   bool over_empty_directory = false;
   std::function<void(FileSystem&, RootStore&)> prepare = nullptr;
-  std::function<Verdict(FileSystem&, RootStore&)> run = nullptr;
+  std::function<SaveVerdict(FileSystem&, RootStore&)> run = nullptr;
   std::vector<std::string> before = {};  // Committed before the operation, and if it fails.
   std::vector<std::string> after = {};   // Committed if it succeeds. If unknown, either of the two.
 };
 
-void ExpectVerdictHolds(const Operation& operation, Verdict verdict, const RootStore& store) {
+void ExpectVerdictHolds(const Operation& operation, SaveVerdict verdict, const RootStore& store) {
   switch (verdict) {
-    case Verdict::kCommitted:
+    case SaveVerdict::kCommitted:
       EXPECT_EQ(Committed(store), operation.after);
       break;
-    case Verdict::kFailed:
+    case SaveVerdict::kFailed:
       EXPECT_EQ(Committed(store), operation.before);
       break;
-    case Verdict::kUnknown:
+    case SaveVerdict::kUnknown:
       EXPECT_THAT(Committed(store), AnyOf(operation.before, operation.after));
       break;
   }
@@ -240,9 +240,9 @@ void ExpectVerdictHolds(const Operation& operation, Verdict verdict, const RootS
 
 // Uses the same store after a fault: it must agree with what the next store finds, and it must be able to
 // save.
-void ExpectStoreGoesOn(const Operation& operation, Verdict verdict, Fault fault, TemporaryRoot& root,
+void ExpectStoreGoesOn(const Operation& operation, SaveVerdict verdict, Fault fault, TemporaryRoot& root,
                        RootStore& store, std::vector<std::string>& committed) {
-  if (verdict == Verdict::kUnknown) {
+  if (verdict == SaveVerdict::kUnknown) {
     const absl::Status refused = store.CreateInflight("next", 100, 4096).status();
     if (!refused.ok()) {
       EXPECT_EQ(ReasonOf(refused), "ROOT_READ_ONLY") << refused;
@@ -250,10 +250,10 @@ void ExpectStoreGoesOn(const Operation& operation, Verdict verdict, Fault fault,
     ASSERT_TRUE(store.Rescan().ok());
   }
   ExpectVerdictHolds(operation, verdict, store);
-  if (verdict == Verdict::kFailed && fault != Fault::kDoneButReported) {
+  if (verdict == SaveVerdict::kFailed && fault != Fault::kDoneButReported) {
     EXPECT_THAT(root.Names(".ckptd/nodes/local/inflight"), IsEmpty());
   }
-  EXPECT_EQ(Save(root.fs(), store, {"later", 50}), Verdict::kCommitted);
+  EXPECT_EQ(Save(root.fs(), store, {"later", 50}), SaveVerdict::kCommitted);
   committed = Committed(store);
   ExpectAllWhole(root, store);
 }
@@ -267,14 +267,14 @@ bool TryPoint(const Operation& operation, Fault fault, int at) {
   if (operation.prepare) operation.prepare(points.fs(), *store);
   EXPECT_EQ(Committed(*store), operation.before);
   points.Arm(fault, at);
-  const Verdict verdict = operation.run(points.fs(), *store);
+  const SaveVerdict verdict = operation.run(points.fs(), *store);
   const std::string hit = points.hit();
   points.Disarm();
   SCOPED_TRACE(
       absl::StrCat(NameOf(fault), " at call ", at, ": ", hit, "; verdict ", static_cast<int>(verdict)));
   std::vector<std::string> committed;
   if (hit.empty()) {
-    EXPECT_EQ(verdict, Verdict::kCommitted);
+    EXPECT_EQ(verdict, SaveVerdict::kCommitted);
   }
   if (fault != Fault::kDeath) ExpectStoreGoesOn(operation, verdict, fault, root, *store, committed);
   store.reset();
@@ -302,8 +302,8 @@ void TryAllPoints(const Operation& operation, int at_least) {
   }
 }
 
-Verdict VerdictOf(const absl::Status& status) {
-  return status.ok() ? Verdict::kCommitted : Verdict::kUnknown;
+SaveVerdict VerdictOf(const absl::Status& status) {
+  return status.ok() ? SaveVerdict::kCommitted : SaveVerdict::kUnknown;
 }
 
 Operation FirstSave() {
@@ -350,7 +350,8 @@ TEST(CrashTest, DiscardedSaveStaysAwayOnceItWasReportedFailed) {
       staged = std::make_unique<Staged>(*Stage(fs, store, {"step", 2}, ranks));
     };
     operation.run = [&](FileSystem&, RootStore& store) {
-      const Verdict verdict = store.Discard(staged->inflight).ok() ? Verdict::kFailed : Verdict::kUnknown;
+      const SaveVerdict verdict =
+          store.Discard(staged->inflight).ok() ? SaveVerdict::kFailed : SaveVerdict::kUnknown;
       staged.reset();
       return verdict;
     };
@@ -420,7 +421,7 @@ TEST_P(PointerCrashTest, PointerIsOldOrNewAndNeverUndoesTheCommit) {
     TemporaryRoot root(TemporaryRoot::On::kMemory);
     FaultPoints points(root, true);
     std::unique_ptr<RootStore> store = points.MustOpen(root);
-    ASSERT_EQ(Save(points.fs(), *store, Naming("old", 1)), Verdict::kCommitted);
+    ASSERT_EQ(Save(points.fs(), *store, Naming("old", 1)), SaveVerdict::kCommitted);
     absl::StatusOr<Staged> staged = Stage(points.fs(), *store, Naming("new", 2));
     ASSERT_TRUE(staged.ok());
     points.Arm(GetParam(), at);
@@ -440,7 +441,7 @@ TEST_P(PointerCrashTest, PointerIsOldOrNewAndNeverUndoesTheCommit) {
     warned |= committed && !result.pointers.warnings.empty();
     points.Disarm();
     if (committed && GetParam() != Fault::kDeath) {  // The next save repairs it.
-      ASSERT_EQ(Save(points.fs(), *store, {"later", 3}), Verdict::kCommitted);
+      ASSERT_EQ(Save(points.fs(), *store, {"later", 3}), SaveVerdict::kCommitted);
       EXPECT_EQ(root.Read("latest"), "new");
       EXPECT_THAT(store->pointers().warnings, IsEmpty());
       EXPECT_TRUE(store->Evict("old", 1).ok()) << "the pointer has moved";
@@ -472,8 +473,8 @@ TEST(CrashTest, EmptyingTrashChangesNothingElse) {
                     [](FileSystem&, RootStore& store) {
                       while (true) {
                         const absl::StatusOr<bool> more = store.EmptyTrashStep({});
-                        if (!more.ok()) return Verdict::kUnknown;
-                        if (!*more) return Verdict::kCommitted;
+                        if (!more.ok()) return SaveVerdict::kUnknown;
+                        if (!*more) return SaveVerdict::kCommitted;
                       }
                     },
                 .before = {"new:2"},
@@ -493,7 +494,7 @@ void TryRecord(const std::function<absl::Status(RootStore&)>& prepare,
       TemporaryRoot root(TemporaryRoot::On::kMemory);
       FaultPoints points(root, true);
       std::unique_ptr<RootStore> store = points.MustOpen(root);
-      ASSERT_EQ(Save(root.fs(), *store, {"step", 1}), Verdict::kCommitted);
+      ASSERT_EQ(Save(root.fs(), *store, {"step", 1}), SaveVerdict::kCommitted);
       ASSERT_TRUE(prepare(*store).ok());
       points.Arm(fault, at);
       const bool changed = change(*store).ok();
@@ -551,7 +552,7 @@ TEST(CrashTest, DamageMarkExistsOnceItWasReported) {
 // `left` makes the state that a daemon leaves when it dies in a re-save. Its successor dies at a call of its
 // recovery, and the next one dies there, too; the third lives. Tries every third call from `start` on.
 // Returns the number of calls.
-int TryDeathsInRecovery(const Operation& operation, TemporaryRoot& left, Verdict verdict, int start) {
+int TryDeathsInRecovery(const Operation& operation, TemporaryRoot& left, SaveVerdict verdict, int start) {
   int tried = 0;
   for (int second = start;; second += 3) {
     ++tried;
@@ -568,7 +569,7 @@ int TryDeathsInRecovery(const Operation& operation, TemporaryRoot& left, Verdict
     const std::unique_ptr<RootStore> store = points.MustOpen(root);
     EXPECT_THAT(Committed(*store),
                 AnyOf(ElementsAre("step:1", "staged:3"), ElementsAre("step:2", "staged:3")));
-    if (verdict == Verdict::kCommitted) {
+    if (verdict == SaveVerdict::kCommitted) {
       EXPECT_THAT(Committed(*store), Contains("step:2"));
     }
     ExpectAllWhole(root, *store);
@@ -589,7 +590,7 @@ TEST_P(RecoveryCrashTest, RecoversFromADeathDuringRecovery) {
     operation.prepare(points.fs(), *store);
     ASSERT_TRUE(Stage(points.fs(), *store, {"staged", 3}).ok());
     points.Arm(Fault::kDeath, first);
-    const Verdict verdict = operation.run(points.fs(), *store);
+    const SaveVerdict verdict = operation.run(points.fs(), *store);
     store.reset();
     if (points.hit().empty()) break;
     SCOPED_TRACE(absl::StrCat("first at ", points.hit()));
@@ -617,8 +618,8 @@ class ReadFaultTest : public ::testing::TestWithParam<std::tuple<Fault, bool>> {
   }
 
   static void Commit(FileSystem& fs, RootStore& store) {
-    ASSERT_EQ(Save(fs, store, Naming("old", 1)), Verdict::kCommitted);
-    ASSERT_EQ(Save(fs, store, Naming("step", 2)), Verdict::kCommitted);
+    ASSERT_EQ(Save(fs, store, Naming("old", 1)), SaveVerdict::kCommitted);
+    ASSERT_EQ(Save(fs, store, Naming("step", 2)), SaveVerdict::kCommitted);
   }
   // Kills the daemon in the middle of three saves.
   static void Leave(FileSystem& fs, std::unique_ptr<RootStore> store) {
@@ -711,7 +712,7 @@ TEST_P(ReadFaultTest, PublishMayBeCalledAgainAfterAReadError) {
     FaultPoints points(root, can_exchange());
     std::unique_ptr<RootStore> store = points.MustOpen(root);
     Commit(points.fs(), *store);
-    ASSERT_EQ(Save(points.fs(), *store, Naming("fresh", 4)), Verdict::kCommitted);
+    ASSERT_EQ(Save(points.fs(), *store, Naming("fresh", 4)), SaveVerdict::kCommitted);
     const absl::StatusOr<Staged> staged = Stage(points.fs(), *store, {"step", 3});
     ASSERT_TRUE(staged.ok());
     points.Arm(fault(), at);
@@ -747,7 +748,7 @@ TEST(EvictReadFaultTest, EvictionLeavesTheCheckpointListedAfterAReadError) {
       TemporaryRoot root(TemporaryRoot::On::kMemory);
       FaultPoints points(root, true);
       std::unique_ptr<RootStore> store = points.MustOpen(root);
-      ASSERT_EQ(Save(points.fs(), *store, {"old", 1}), Verdict::kCommitted);
+      ASSERT_EQ(Save(points.fs(), *store, {"old", 1}), SaveVerdict::kCommitted);
       points.Arm(fault, at);
       const absl::Status evicted = store->Evict("old", 1);
       const std::string hit = points.hit();
@@ -782,7 +783,7 @@ class OrderTest : public ::testing::Test {
 
 TEST_F(OrderTest, SyncsEverythingBeforeTheRenameAndBothParentsAfter) {
   points_.Arm(Fault::kIoError, 0);
-  ASSERT_EQ(Save(fs(), *store_, {"step", 1}), Verdict::kCommitted);
+  ASSERT_EQ(Save(fs(), *store_, {"step", 1}), SaveVerdict::kCommitted);
   const size_t made = Find("MakeDir .ckptd/nodes/local/inflight/step.1.", "");
   const size_t first_file = Find("Open", "/model_0.pt");
   EXPECT_LT(Find("Sync", "/inflight", made), first_file) << "the in-flight name, before it holds anything";
@@ -810,7 +811,7 @@ TEST_F(OrderTest, SyncsEverythingBeforeTheRenameAndBothParentsAfter) {
 
 TEST_F(OrderTest, WritesThePointerAfterTheCommitAndSyncsBeforeAndAfterItsRename) {
   points_.Arm(Fault::kIoError, 0);
-  ASSERT_EQ(Save(fs(), *store_, {"step", 1, 1, {{"latest", "step"}}}), Verdict::kCommitted);
+  ASSERT_EQ(Save(fs(), *store_, {"step", 1, 1, {{"latest", "step"}}}), SaveVerdict::kCommitted);
   const size_t publish = Find("Rename", " step");
   const size_t parents = Find("Sync", "/inflight", Find("Sync", "", publish));
   const size_t written = Find("WriteAt", "/pointer.new", parents);
@@ -822,16 +823,16 @@ TEST_F(OrderTest, WritesThePointerAfterTheCommitAndSyncsBeforeAndAfterItsRename)
 }
 
 TEST_F(OrderTest, DoesNotWriteACorrectPointerAgain) {
-  ASSERT_EQ(Save(fs(), *store_, {"step", 1, 1, {{"latest", "step"}}}), Verdict::kCommitted);
+  ASSERT_EQ(Save(fs(), *store_, {"step", 1, 1, {{"latest", "step"}}}), SaveVerdict::kCommitted);
   points_.Arm(Fault::kIoError, 0);
-  ASSERT_EQ(Save(fs(), *store_, {"next", 2}), Verdict::kCommitted);
+  ASSERT_EQ(Save(fs(), *store_, {"next", 2}), SaveVerdict::kCommitted);
   ASSERT_TRUE(store_->Rescan().ok());
   for (const std::string& call : points_.log()) EXPECT_FALSE(call.ends_with("/pointer.new")) << call;
 }
 
 // A failed sync may have dropped the content, so it is written again, whatever a read of the file says.
 TEST_F(OrderTest, ScanWritesAPointerAgainWhoseSyncFailed) {
-  ASSERT_EQ(Save(fs(), *store_, {"old", 1, 1, {{"latest", "old"}}}), Verdict::kCommitted);
+  ASSERT_EQ(Save(fs(), *store_, {"old", 1, 1, {{"latest", "old"}}}), SaveVerdict::kCommitted);
   const SaveSpec spec{"new", 2, 1, {{"latest", "new"}}};
   const absl::StatusOr<Staged> staged = Stage(fs(), *store_, spec);
   ASSERT_TRUE(staged.ok());
@@ -849,7 +850,7 @@ TEST_F(OrderTest, ScanWritesAPointerAgainWhoseSyncFailed) {
 }
 
 TEST_F(OrderTest, StartSyncsWhatItFindsBeforeItTrustsIt) {
-  ASSERT_EQ(Save(fs(), *store_, {"step", 1}), Verdict::kCommitted);
+  ASSERT_EQ(Save(fs(), *store_, {"step", 1}), SaveVerdict::kCommitted);
   store_.reset();
   points_.Arm(Fault::kIoError, 0);
   store_ = points_.MustOpen(root_);
@@ -862,7 +863,7 @@ TEST_F(OrderTest, StartSyncsWhatItFindsBeforeItTrustsIt) {
 }
 
 TEST_F(OrderTest, RemovesNothingFromTrashBeforeItIsDurablyThere) {
-  ASSERT_EQ(Save(fs(), *store_, {"step", 1}), Verdict::kCommitted);
+  ASSERT_EQ(Save(fs(), *store_, {"step", 1}), SaveVerdict::kCommitted);
   fs().Fail({.op = FsOp::kRename, .error = EIO});
   ASSERT_FALSE(store_->Evict("step", 1).ok());
   EXPECT_THAT(Committed(*store_), ElementsAre("step:1")) << "nothing has changed";
@@ -877,7 +878,7 @@ TEST_F(OrderTest, RemovesNothingFromTrashBeforeItIsDurablyThere) {
 TEST_F(OrderTest, TriesFailedRemovalsAgainAfterAllOthers) {
   for (const int64_t sequence : {1, 2}) {
     const std::string tag = absl::StrCat("step", sequence);
-    ASSERT_EQ(Save(fs(), *store_, {tag, sequence}), Verdict::kCommitted);
+    ASSERT_EQ(Save(fs(), *store_, {tag, sequence}), SaveVerdict::kCommitted);
     ASSERT_TRUE(store_->Evict(tag, sequence).ok());
   }
   fs().Fail({.op = FsOp::kRemove, .error = EIO});
@@ -888,7 +889,7 @@ TEST_F(OrderTest, TriesFailedRemovalsAgainAfterAllOthers) {
 }
 
 TEST_F(OrderTest, FreesDeletedSpaceAtOnceAndNotInTheNextSave) {
-  ASSERT_EQ(Save(fs(), *store_, {"step", 1}), Verdict::kCommitted);
+  ASSERT_EQ(Save(fs(), *store_, {"step", 1}), SaveVerdict::kCommitted);
   ASSERT_TRUE(store_->Evict("step", 1).ok());
   points_.Arm(Fault::kIoError, 0);
   ASSERT_EQ(store_->EmptyTrashStep({}).value(), true);
@@ -907,7 +908,7 @@ TEST_F(OrderTest, DiscardThatIsNotDurableIsNotReportedAsFailed) {
 }
 
 TEST_F(OrderTest, ChangesNothingAfterAnUnknownOutcomeUntilTheScan) {
-  ASSERT_EQ(Save(fs(), *store_, {"step", 1}), Verdict::kCommitted);
+  ASSERT_EQ(Save(fs(), *store_, {"step", 1}), SaveVerdict::kCommitted);
   const absl::StatusOr<Staged> other = Stage(fs(), *store_, {"other", 2});
   const absl::StatusOr<Staged> staged = Stage(fs(), *store_, {"step", 3});
   ASSERT_TRUE(other.ok() && staged.ok());
@@ -935,7 +936,7 @@ TEST_F(OrderTest, ChangesNothingAfterAnUnknownOutcomeUntilTheScan) {
 }
 
 TEST_F(OrderTest, FailedRescanLeavesTheRootReadOnly) {
-  ASSERT_EQ(Save(fs(), *store_, {"step", 1}), Verdict::kCommitted);
+  ASSERT_EQ(Save(fs(), *store_, {"step", 1}), SaveVerdict::kCommitted);
   fs().Fail({.op = FsOp::kSync, .error = EIO});
   ASSERT_FALSE(store_->Evict("step", 1).ok());
   fs().ClearFaults();
@@ -976,7 +977,7 @@ TEST(RescanTest, UpdatesTheFreeAndTheTotalBytes) {
 }
 
 TEST_F(OrderTest, ListsAnUnreadableCheckpointAsDamagedAndOpensTheRoot) {
-  ASSERT_EQ(Save(fs(), *store_, {"step", 1}), Verdict::kCommitted);
+  ASSERT_EQ(Save(fs(), *store_, {"step", 1}), SaveVerdict::kCommitted);
   store_.reset();
   fs().Fail({.op = FsOp::kOpen, .path = "step/", .error = EACCES});
   store_ = points_.MustOpen(root_);
@@ -986,7 +987,7 @@ TEST_F(OrderTest, ListsAnUnreadableCheckpointAsDamagedAndOpensTheRoot) {
 }
 
 TEST_F(OrderTest, CheckpointDoesNotVanishWhenDescriptorsRunOut) {
-  ASSERT_EQ(Save(fs(), *store_, {"step", 1}), Verdict::kCommitted);
+  ASSERT_EQ(Save(fs(), *store_, {"step", 1}), SaveVerdict::kCommitted);
   store_.reset();
   fs().Fail({.op = FsOp::kOpen, .path = "step/", .error = EMFILE});
   EXPECT_EQ(ErrnoOf(points_.Open(root_).status()), EMFILE);
@@ -1024,7 +1025,7 @@ TEST(ReplacedTagTest, PutsBackWhatTookTheTagsPlace) {
     TemporaryRoot root(TemporaryRoot::On::kMemory);
     FaultPoints points(root, can_exchange);
     std::unique_ptr<RootStore> store = points.MustOpen(root);
-    ASSERT_EQ(Save(points.fs(), *store, {"step", 1}), Verdict::kCommitted);
+    ASSERT_EQ(Save(points.fs(), *store, {"step", 1}), SaveVerdict::kCommitted);
     const absl::StatusOr<Staged> staged = Stage(points.fs(), *store, {"step", 2});
     ASSERT_TRUE(staged.ok());
     points.fs().SetHook([&](const FsCall& call) {
@@ -1065,7 +1066,7 @@ TEST_F(OrderTest, PublishMayNotBeCalledAgainAfterAFailedSync) {
 }
 
 TEST_F(OrderTest, KeepsWhatAnUnreadablePointerMayName) {
-  ASSERT_EQ(Save(fs(), *store_, {"old", 1, 1, {{"latest", "old"}}}), Verdict::kCommitted);
+  ASSERT_EQ(Save(fs(), *store_, {"old", 1, 1, {{"latest", "old"}}}), SaveVerdict::kCommitted);
   store_.reset();
   store_ = points_.MustOpen(root_);
   ASSERT_TRUE(store_->Rescan().ok());
@@ -1097,7 +1098,7 @@ TEST(SyncResultTest, CommitsNoSaveWithAFailedSync) {
       if (operation.prepare) operation.prepare(points.fs(), *store);
       points.Arm(Fault::kIoError, 0);
       points.fs().Fail({.op = FsOp::kSync, .nth = nth, .error = EIO});
-      const Verdict verdict = operation.run(points.fs(), *store);
+      const SaveVerdict verdict = operation.run(points.fs(), *store);
       const std::vector<std::string> log = points.log();
       int syncs = 0;
       std::string failed;
@@ -1105,14 +1106,14 @@ TEST(SyncResultTest, CommitsNoSaveWithAFailedSync) {
         if (call.starts_with("Sync") && ++syncs == nth) failed = call;
       }
       if (failed.empty()) {
-        EXPECT_EQ(verdict, Verdict::kCommitted);
+        EXPECT_EQ(verdict, SaveVerdict::kCommitted);
         EXPECT_GT(nth, 15);
         break;
       }
       // After an exchange, the old one is moved to trash after the commit; recovery would move it there, too.
-      const bool swept = operation.can_exchange && verdict == Verdict::kCommitted &&
+      const bool swept = operation.can_exchange && verdict == SaveVerdict::kCommitted &&
                          (failed.ends_with("/trash") || failed.ends_with("/inflight"));
-      EXPECT_TRUE(verdict != Verdict::kCommitted || swept) << nth << ": " << failed;
+      EXPECT_TRUE(verdict != SaveVerdict::kCommitted || swept) << nth << ": " << failed;
     }
   }
 }
@@ -1128,7 +1129,7 @@ TEST_F(OrderTest, RemovesWithTheNextSaveADirectoryThatADaemonOutOfDescriptorsHas
   EXPECT_EQ(ErrnoOf(store_->CreateInflight("step", 1, 4096).status()), EMFILE);
   EXPECT_THAT(root_.Names(".ckptd/nodes/local/inflight"), ::testing::SizeIs(1));
   fs().ClearFaults();
-  EXPECT_EQ(Save(fs(), *store_, {"step", 2}), Verdict::kCommitted);
+  EXPECT_EQ(Save(fs(), *store_, {"step", 2}), SaveVerdict::kCommitted);
   EXPECT_THAT(root_.Names(".ckptd/nodes/local/inflight"), IsEmpty());
 }
 
@@ -1141,7 +1142,7 @@ TEST_F(OrderTest, DoesNotWriteAManifestOfAnotherSave) {
 }
 
 TEST_F(OrderTest, StopsAfterAnExchangeThatFailedOrMayNotBeDurable) {
-  ASSERT_EQ(Save(fs(), *store_, {"step", 1}), Verdict::kCommitted);
+  ASSERT_EQ(Save(fs(), *store_, {"step", 1}), SaveVerdict::kCommitted);
   for (const bool synced : {true, false}) {
     const SaveSpec spec{"step", synced ? 2 : 3};
     const absl::StatusOr<Staged> staged = Stage(fs(), *store_, spec);
@@ -1170,7 +1171,7 @@ class SwapTest : public ::testing::Test {
   static constexpr const char* kIntent = ".ckptd/nodes/local/swap";
 
   void SetUp() override {
-    ASSERT_EQ(Save(fs(), *store_, {"step", 1}), Verdict::kCommitted);
+    ASSERT_EQ(Save(fs(), *store_, {"step", 1}), SaveVerdict::kCommitted);
     staged_ = std::make_unique<Staged>(*Stage(fs(), *store_, {"step", 2}));
     points_.Arm(Fault::kIoError, 0);
   }

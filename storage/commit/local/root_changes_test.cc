@@ -24,7 +24,7 @@ using ::testing::SizeIs;
 
 class RootChangesTest : public ::testing::Test {
  protected:
-  Verdict SaveNow(const std::string& tag, int64_t sequence) {
+  SaveVerdict SaveNow(const std::string& tag, int64_t sequence) {
     return Save(root_.fs(), *store_, {tag, sequence});
   }
   std::vector<std::string> Committed() const {
@@ -42,7 +42,7 @@ class RootChangesTest : public ::testing::Test {
   void MoveIn(const std::string& tag, int64_t sequence) {
     TemporaryRoot other;
     const std::unique_ptr<RootStore> store = other.Open();
-    ASSERT_EQ(Save(other.fs(), *store, {tag, sequence}), Verdict::kCommitted);
+    ASSERT_EQ(Save(other.fs(), *store, {tag, sequence}), SaveVerdict::kCommitted);
     std::filesystem::copy(other.path(tag), root_.path(tag), std::filesystem::copy_options::recursive);
   }
   PublishResult Publish(const SaveSpec& spec) {
@@ -56,9 +56,9 @@ class RootChangesTest : public ::testing::Test {
 };
 
 TEST_F(RootChangesTest, NextSaveCommitsAfterTheDirectoryWasRemoved) {
-  ASSERT_EQ(SaveNow("a", 1), Verdict::kCommitted);
+  ASSERT_EQ(SaveNow("a", 1), SaveVerdict::kCommitted);
   RemoveOurDirectory();
-  EXPECT_EQ(SaveNow("b", 2), Verdict::kCommitted);
+  EXPECT_EQ(SaveNow("b", 2), SaveVerdict::kCommitted);
   EXPECT_THAT(Committed(), ElementsAre("a:1", "b:2"));
   EXPECT_TRUE(store_->Evict("a", 1).ok());
   Reopen();
@@ -66,8 +66,8 @@ TEST_F(RootChangesTest, NextSaveCommitsAfterTheDirectoryWasRemoved) {
 }
 
 TEST_F(RootChangesTest, RecordsAreWrittenAgainAfterTheDirectoryWasRemoved) {
-  ASSERT_EQ(SaveNow("a", 1), Verdict::kCommitted);
-  ASSERT_EQ(SaveNow("b", 2), Verdict::kCommitted);
+  ASSERT_EQ(SaveNow("a", 1), SaveVerdict::kCommitted);
+  ASSERT_EQ(SaveNow("b", 2), SaveVerdict::kCommitted);
   storage::v1::RunRecord record;
   record.set_format_version(1);
   record.set_last_sequence(7);
@@ -83,8 +83,8 @@ TEST_F(RootChangesTest, RecordsAreWrittenAgainAfterTheDirectoryWasRemoved) {
 }
 
 TEST_F(RootChangesTest, EveryChangeMakesTheDirectoryAgain) {
-  ASSERT_EQ(SaveNow("a", 1), Verdict::kCommitted);
-  ASSERT_EQ(SaveNow("b", 2), Verdict::kCommitted);
+  ASSERT_EQ(SaveNow("a", 1), SaveVerdict::kCommitted);
+  ASSERT_EQ(SaveNow("b", 2), SaveVerdict::kCommitted);
   const auto expect_works = [this](const char* what, const absl::Status& status) {
     EXPECT_TRUE(status.ok()) << what << ": " << status;
     EXPECT_TRUE(std::filesystem::exists(root_.node("lock"))) << what;
@@ -126,12 +126,12 @@ TEST_F(RootChangesTest, SaveInFlightIsLostWithTheDirectoryAndTheNextOneIsNot) {
   EXPECT_EQ(ReasonOf(store_->WritePartRecord(staged->inflight, staged->parts[0])), "ROOT_CHANGED");
   EXPECT_EQ(ReasonOf(store_->MakeParents(staged->inflight, {"deep/file"})), "ROOT_CHANGED");
   EXPECT_TRUE(store_->Discard(staged->inflight).ok());
-  EXPECT_EQ(SaveNow("a", 2), Verdict::kCommitted);
+  EXPECT_EQ(SaveNow("a", 2), SaveVerdict::kCommitted);
   EXPECT_THAT(Committed(), ElementsAre("a:2"));
 }
 
 TEST_F(RootChangesTest, RootThatWasRemovedIsReportedAsSuch) {
-  ASSERT_EQ(SaveNow("a", 1), Verdict::kCommitted);
+  ASSERT_EQ(SaveNow("a", 1), SaveVerdict::kCommitted);
   std::filesystem::remove_all(root_.path());
   const absl::Status target = store_->CheckTarget("b");
   EXPECT_EQ(ReasonOf(target), "ROOT_CHANGED") << target;
@@ -154,9 +154,9 @@ TEST_F(RootChangesTest, CheckpointThatIsMovedInIsReportedByTheNextCommit) {
 }
 
 TEST_F(RootChangesTest, CheckpointThatIsPutBackAfterItsEvictionIsReported) {
-  ASSERT_EQ(SaveNow("a", 1), Verdict::kCommitted);
+  ASSERT_EQ(SaveNow("a", 1), SaveVerdict::kCommitted);
   std::filesystem::copy(root_.path("a"), root_.path(".ckptd/copy"), std::filesystem::copy_options::recursive);
-  ASSERT_EQ(SaveNow("b", 2), Verdict::kCommitted);
+  ASSERT_EQ(SaveNow("b", 2), SaveVerdict::kCommitted);
   ASSERT_TRUE(store_->Evict("a", 1).ok());
   EXPECT_FALSE(Publish({"c", 3}).root_has_new_checkpoints);
   std::filesystem::rename(root_.path(".ckptd/copy"), root_.path("a"));
@@ -164,7 +164,7 @@ TEST_F(RootChangesTest, CheckpointThatIsPutBackAfterItsEvictionIsReported) {
 }
 
 TEST_F(RootChangesTest, OfTwoCheckpointsWithOneSequenceTheRunsOwnIsListed) {
-  ASSERT_EQ(SaveNow("mine", 1), Verdict::kCommitted);
+  ASSERT_EQ(SaveNow("mine", 1), SaveVerdict::kCommitted);
   MoveIn("an_earlier_name", 1);
   ASSERT_TRUE(store_->Rescan().ok());
   EXPECT_THAT(Committed(), ElementsAre("mine:1"));
@@ -174,7 +174,7 @@ TEST_F(RootChangesTest, OfTwoCheckpointsWithOneSequenceTheRunsOwnIsListed) {
 }
 
 TEST_F(RootChangesTest, OfTwoCheckpointsWithOneSequenceTheOneInTheHistoryIsListed) {
-  ASSERT_EQ(SaveNow("mine", 1), Verdict::kCommitted);
+  ASSERT_EQ(SaveNow("mine", 1), SaveVerdict::kCommitted);
   storage::v1::RunRecord record;
   record.set_format_version(1);
   storage::v1::Outcome& outcome = *record.add_outcomes();

@@ -38,7 +38,7 @@ using ::testing::SizeIs;
 
 class RootStoreTest : public ::testing::Test {
  protected:
-  Verdict SaveNow(const std::string& tag, int64_t sequence, int world_size = 2) {
+  SaveVerdict SaveNow(const std::string& tag, int64_t sequence, int world_size = 2) {
     return Save(root_.fs(), *store_, {tag, sequence, world_size});
   }
   Staged StageNow(const SaveSpec& spec, int ranks = -1) {
@@ -83,7 +83,7 @@ class RootStoreTest : public ::testing::Test {
 };
 
 TEST_F(RootStoreTest, CommittedCheckpointIsInItsPlaceWithoutLeftovers) {
-  ASSERT_EQ(SaveNow("step_10", 1), Verdict::kCommitted);
+  ASSERT_EQ(SaveNow("step_10", 1), SaveVerdict::kCommitted);
   ExpectWhole({"step_10", 1});
   EXPECT_THAT(Committed(), ElementsAre("step_10:1"));
   EXPECT_THAT(root_.Names("step_10"),
@@ -99,7 +99,7 @@ TEST_F(RootStoreTest, CommittedCheckpointIsInItsPlaceWithoutLeftovers) {
 }
 
 TEST_F(RootStoreTest, ManifestHasTheValuesOfTheSave) {
-  ASSERT_EQ(SaveNow("step_10", 1), Verdict::kCommitted);
+  ASSERT_EQ(SaveNow("step_10", 1), SaveVerdict::kCommitted);
   const absl::StatusOr<Manifest> manifest = store_->ReadManifest("step_10", 1);
   ASSERT_TRUE(manifest.ok()) << manifest.status();
   EXPECT_EQ(manifest->summary.step(), 10);
@@ -124,14 +124,14 @@ TEST_F(RootStoreTest, CommitsAPartWithoutFiles) {
 TEST_F(RootStoreTest, SavesOverAnEmptyDirectory) {
   std::filesystem::create_directory(root_.path("step_10"));
   EXPECT_TRUE(store_->CheckTarget("step_10").ok());
-  EXPECT_EQ(SaveNow("step_10", 1), Verdict::kCommitted);
+  EXPECT_EQ(SaveNow("step_10", 1), SaveVerdict::kCommitted);
   ExpectWhole({"step_10", 1});
 }
 
 TEST_F(RootStoreTest, ResaveReplacesTheOldOneAndMovesItToTrash) {
-  ASSERT_EQ(SaveNow("step_10", 1), Verdict::kCommitted);
+  ASSERT_EQ(SaveNow("step_10", 1), SaveVerdict::kCommitted);
   EXPECT_TRUE(store_->CheckTarget("step_10").ok());
-  ASSERT_EQ(SaveNow("step_10", 2, 3), Verdict::kCommitted);
+  ASSERT_EQ(SaveNow("step_10", 2, 3), SaveVerdict::kCommitted);
   ExpectWhole({"step_10", 2, 3});
   EXPECT_THAT(Committed(), ElementsAre("step_10:2"));
   ASSERT_THAT(root_.Names(".ckptd/nodes/local/trash"), SizeIs(1));
@@ -141,7 +141,7 @@ TEST_F(RootStoreTest, ResaveReplacesTheOldOneAndMovesItToTrash) {
 
 TEST_F(RootStoreTest, SlowSaveNeverReplacesAYoungerOne) {
   const Staged slow = StageNow({"step_10", 1});
-  ASSERT_EQ(SaveNow("step_10", 2), Verdict::kCommitted);
+  ASSERT_EQ(SaveNow("step_10", 2), SaveVerdict::kCommitted);
   const PublishResult result = store_->Publish(slow.inflight, SummaryOf({"step_10", 1}), slow.parts);
   EXPECT_EQ(result.outcome, PublishOutcome::kFailed);
   EXPECT_EQ(ReasonOf(result.status), "SUPERSEDED");
@@ -157,7 +157,7 @@ TEST_F(RootStoreTest, LeavesForeignDirectoriesUntouched) {
   root_.Write("other_root/.ckptd/pins", "of another root");
   for (const char* tag : {"dir", "file", "link", "dangling", "other_root"}) {
     EXPECT_EQ(ReasonOf(store_->CheckTarget(tag)), "TAG_FOREIGN") << tag;
-    EXPECT_EQ(SaveNow(tag, 1), Verdict::kFailed) << tag;
+    EXPECT_EQ(SaveNow(tag, 1), SaveVerdict::kFailed) << tag;
   }
   Reopen();
   EXPECT_THAT(Committed(), IsEmpty());
@@ -180,20 +180,20 @@ TEST_F(RootStoreTest, RefusesToReplaceWhatAppearsDuringTheSave) {
 }
 
 TEST_F(RootStoreTest, NeitherReplacesNorEvictsAPinnedCheckpoint) {
-  ASSERT_EQ(SaveNow("step_10", 1), Verdict::kCommitted);
+  ASSERT_EQ(SaveNow("step_10", 1), SaveVerdict::kCommitted);
   ASSERT_TRUE(store_->SetPinned("step_10", 1, true).ok());
   const auto expect_safe = [&] {
     EXPECT_THAT(Committed(), ElementsAre("step_10:1 pinned"));
     EXPECT_EQ(ReasonOf(store_->CheckTarget("step_10")), "PINNED");
     EXPECT_EQ(ReasonOf(store_->Evict("step_10", 1)), "PINNED");
-    EXPECT_EQ(SaveNow("step_10", 2), Verdict::kFailed);
+    EXPECT_EQ(SaveNow("step_10", 2), SaveVerdict::kFailed);
     ExpectWhole({"step_10", 1});
   };
   expect_safe();
   Reopen();
   expect_safe();
   ASSERT_TRUE(store_->SetPinned("step_10", 1, false).ok());
-  EXPECT_EQ(SaveNow("step_10", 3), Verdict::kCommitted);
+  EXPECT_EQ(SaveNow("step_10", 3), SaveVerdict::kCommitted);
   EXPECT_EQ(store_->SetPinned("step_10", 1, true).code(), absl::StatusCode::kNotFound);
 }
 
@@ -291,7 +291,7 @@ TEST_F(RootStoreTest, RecoveryPublishesTheYoungestSaveOfATagInAnyOrderOfNames) {
 }
 
 TEST_F(RootStoreTest, RecoveryTrashesAnOldGenerationInFlightEvenIfItsTagIsGone) {
-  ASSERT_EQ(SaveNow("step_10", 1), Verdict::kCommitted);
+  ASSERT_EQ(SaveNow("step_10", 1), SaveVerdict::kCommitted);
   // The state that an exchange leaves if the daemon dies right after it; then somebody removed the new
   // checkpoint.
   store_.reset();
@@ -311,8 +311,8 @@ class CutOffSwapTest : public RootStoreTest {
  protected:
   // Unless `new_name` is empty, leaves the new checkpoint in flight, complete with its manifest.
   void CutOff(const std::string& new_name) {
-    ASSERT_EQ(SaveNow("step_10", 1), Verdict::kCommitted);
-    ASSERT_EQ(SaveNow("new", 2), Verdict::kCommitted);
+    ASSERT_EQ(SaveNow("step_10", 1), SaveVerdict::kCommitted);
+    ASSERT_EQ(SaveNow("new", 2), SaveVerdict::kCommitted);
     store_.reset();
     storage::v1::SwapIntent intent;
     intent.set_tag("step_10");
@@ -374,9 +374,9 @@ TEST_F(RootStoreTest, RootHasOneDaemonAtATime) {
 }
 
 TEST_F(RootStoreTest, ListsADamagedManifestAndLeavesItUntouched) {
-  ASSERT_EQ(SaveNow("good", 1), Verdict::kCommitted);
+  ASSERT_EQ(SaveNow("good", 1), SaveVerdict::kCommitted);
   for (const char* tag : {"head", "body", "gone", "cut"}) {
-    ASSERT_EQ(SaveNow(tag, store_->highest_sequence() + 1), Verdict::kCommitted);
+    ASSERT_EQ(SaveNow(tag, store_->highest_sequence() + 1), SaveVerdict::kCommitted);
   }
   root_.FlipByte("head/.ckptd/manifest", 40);
   root_.FlipByte("body/.ckptd/manifest", 4100);  // A scan reads heads alone; reading it finds this.
@@ -396,7 +396,7 @@ TEST_F(RootStoreTest, ListsADamagedManifestAndLeavesItUntouched) {
 }
 
 TEST_F(RootStoreTest, DoesNotListACopiedCheckpointTwice) {
-  ASSERT_EQ(SaveNow("step_10", 1), Verdict::kCommitted);
+  ASSERT_EQ(SaveNow("step_10", 1), SaveVerdict::kCommitted);
   std::filesystem::copy(root_.path("step_10"), root_.path("step_10_copy"),
                         std::filesystem::copy_options::recursive);
   Reopen();
@@ -406,7 +406,7 @@ TEST_F(RootStoreTest, DoesNotListACopiedCheckpointTwice) {
 }
 
 TEST_F(RootStoreTest, DoesNotListARenamedCheckpoint) {
-  ASSERT_EQ(SaveNow("step_10", 1), Verdict::kCommitted);
+  ASSERT_EQ(SaveNow("step_10", 1), SaveVerdict::kCommitted);
   std::filesystem::rename(root_.path("step_10"), root_.path("step_12"));
   Reopen();
   EXPECT_THAT(Committed(), IsEmpty());
@@ -415,7 +415,7 @@ TEST_F(RootStoreTest, DoesNotListARenamedCheckpoint) {
 }
 
 TEST_F(RootStoreTest, RefusesARootWithANewerFormat) {
-  ASSERT_EQ(SaveNow("step_10", 1), Verdict::kCommitted);
+  ASSERT_EQ(SaveNow("step_10", 1), SaveVerdict::kCommitted);
   store_.reset();
   std::string bytes = root_.Read("step_10/.ckptd/manifest");
   bytes[8] = 2;
@@ -458,8 +458,8 @@ TEST_F(RootStoreTest, KeepsTheRunRecordAndRefusesADamagedOne) {
 }
 
 TEST_F(RootStoreTest, KeepsADamageMarkUntilRepairOrReplacement) {
-  ASSERT_EQ(SaveNow("step_10", 1), Verdict::kCommitted);
-  ASSERT_EQ(SaveNow("step_20", 2), Verdict::kCommitted);
+  ASSERT_EQ(SaveNow("step_10", 1), SaveVerdict::kCommitted);
+  ASSERT_EQ(SaveNow("step_20", 2), SaveVerdict::kCommitted);
   storage::v1::Damage damage;
   damage.set_tag("step_20");
   damage.set_sequence(2);
@@ -478,7 +478,7 @@ TEST_F(RootStoreTest, KeepsADamageMarkUntilRepairOrReplacement) {
   Reopen();
   EXPECT_FALSE(store_->committed().at(2).damage.has_value());
   ASSERT_TRUE(store_->SetDamage("step_20", 2, damage).ok());
-  ASSERT_EQ(SaveNow("step_20", 3), Verdict::kCommitted);
+  ASSERT_EQ(SaveNow("step_20", 3), SaveVerdict::kCommitted);
   EXPECT_FALSE(store_->committed().at(3).damage.has_value()) << "another checkpoint";
   EmptyTrash();  // Until then the damaged one may come back.
   damage.set_tag("step_10");
@@ -488,7 +488,7 @@ TEST_F(RootStoreTest, KeepsADamageMarkUntilRepairOrReplacement) {
 }
 
 TEST_F(RootStoreTest, RefusesADamagedDamageRecord) {
-  ASSERT_EQ(SaveNow("step_10", 1), Verdict::kCommitted);
+  ASSERT_EQ(SaveNow("step_10", 1), SaveVerdict::kCommitted);
   storage::v1::Damage damage;
   damage.set_tag("step_10");
   damage.set_sequence(1);
@@ -501,7 +501,7 @@ TEST_F(RootStoreTest, RefusesADamagedDamageRecord) {
 }
 
 TEST_F(RootStoreTest, RefusesAnEmptyOrDamagedPinRecord) {
-  ASSERT_EQ(SaveNow("step_10", 1), Verdict::kCommitted);
+  ASSERT_EQ(SaveNow("step_10", 1), SaveVerdict::kCommitted);
   ASSERT_TRUE(store_->SetPinned("step_10", 1, true).ok());
   store_.reset();
   root_.Write(".ckptd/pins", "");
@@ -509,8 +509,8 @@ TEST_F(RootStoreTest, RefusesAnEmptyOrDamagedPinRecord) {
 }
 
 TEST_F(RootStoreTest, EvictedCheckpointVanishesAtOnceAndItsReaderGoesOn) {
-  ASSERT_EQ(SaveNow("step_10", 1), Verdict::kCommitted);
-  ASSERT_EQ(SaveNow("step_20", 2), Verdict::kCommitted);
+  ASSERT_EQ(SaveNow("step_10", 1), SaveVerdict::kCommitted);
+  ASSERT_EQ(SaveNow("step_20", 2), SaveVerdict::kCommitted);
   absl::StatusOr<ScopedHandle> reader = store_->OpenCheckpoint("step_10", 1);
   ASSERT_TRUE(reader.ok()) << reader.status();
   ASSERT_TRUE(store_->Evict("step_10", 1).ok());
@@ -530,7 +530,7 @@ TEST_F(RootStoreTest, EvictedCheckpointVanishesAtOnceAndItsReaderGoesOn) {
 }
 
 TEST_F(RootStoreTest, EvictionLeavesWhatWasPutInTheCheckpointsPlace) {
-  ASSERT_EQ(SaveNow("step_10", 1), Verdict::kCommitted);
+  ASSERT_EQ(SaveNow("step_10", 1), SaveVerdict::kCommitted);
   std::filesystem::remove_all(root_.path("step_10"));
   root_.Write("step_10/notes.txt", "mine");
   EXPECT_EQ(store_->Evict("step_10", 1).code(), absl::StatusCode::kNotFound);
@@ -539,7 +539,7 @@ TEST_F(RootStoreTest, EvictionLeavesWhatWasPutInTheCheckpointsPlace) {
 }
 
 TEST_F(RootStoreTest, HardLinkOutOfTrashKeepsItsBytes) {
-  ASSERT_EQ(SaveNow("step_10", 1), Verdict::kCommitted);
+  ASSERT_EQ(SaveNow("step_10", 1), SaveVerdict::kCommitted);
   std::filesystem::create_hard_link(root_.path("step_10/model_0.pt"), root_.path("kept.pt"));
   ASSERT_TRUE(store_->Evict("step_10", 1).ok());
   EmptyTrash();
@@ -548,7 +548,7 @@ TEST_F(RootStoreTest, HardLinkOutOfTrashKeepsItsBytes) {
 
 TEST_F(RootStoreTest, RemovesASymbolicLinkAndNotItsTarget) {
   root_.Write("outside/file", "mine");
-  ASSERT_EQ(SaveNow("step_10", 1), Verdict::kCommitted);
+  ASSERT_EQ(SaveNow("step_10", 1), SaveVerdict::kCommitted);
   std::filesystem::create_directory_symlink("../outside", root_.path("step_10/link"));
   ASSERT_TRUE(store_->Evict("step_10", 1).ok());
   EmptyTrash();
@@ -595,15 +595,15 @@ class TrashTest : public RootStoreTest {
   }
   void SaveAndEvict(int64_t sequence) {
     const std::string tag = absl::StrCat("step_", sequence);
-    ASSERT_EQ(SaveNow(tag, sequence), Verdict::kCommitted);
+    ASSERT_EQ(SaveNow(tag, sequence), SaveVerdict::kCommitted);
     ASSERT_TRUE(store_->Evict(tag, sequence).ok());
   }
 };
 
 TEST_F(TrashTest, ListsWhatWasEvictedOrReplacedAndNothingElse) {
   SaveAndEvict(1);
-  ASSERT_EQ(SaveNow("twice", 2), Verdict::kCommitted);
-  ASSERT_EQ(SaveNow("twice", 3), Verdict::kCommitted);
+  ASSERT_EQ(SaveNow("twice", 2), SaveVerdict::kCommitted);
+  ASSERT_EQ(SaveNow("twice", 3), SaveVerdict::kCommitted);
   ASSERT_TRUE(store_->Discard(StageNow({"aborted", 4}).inflight).ok());
   EXPECT_THAT(Listed(), testing::UnorderedElementsAre("step_1:1", "twice:2"));
   Reopen();
@@ -636,8 +636,8 @@ TEST_F(TrashTest, DoesNotListASaveThatFailedAfterItsManifestWasWritten) {
 }
 
 TEST_F(TrashTest, UndeletedCheckpointIsWholePinnedAndInItsOldPlace) {
-  ASSERT_EQ(SaveNow("step_1", 1), Verdict::kCommitted);
-  ASSERT_EQ(SaveNow("step_2", 2), Verdict::kCommitted);
+  ASSERT_EQ(SaveNow("step_1", 1), SaveVerdict::kCommitted);
+  ASSERT_EQ(SaveNow("step_2", 2), SaveVerdict::kCommitted);
   ASSERT_TRUE(store_->Evict("step_1", 1).ok());
   const absl::StatusOr<Undeleted> back = store_->Undelete("step_1", 0);
   ASSERT_TRUE(back.ok()) << back.status();
@@ -673,8 +673,8 @@ TEST_F(TrashTest, NothingIsChangedAnyMoreUntilAScanHasFoundWhatIsBack) {
 }
 
 TEST_F(TrashTest, RefusesToBringBackWhatIsNotThereOrWhoseTagIsTaken) {
-  ASSERT_EQ(SaveNow("step", 1), Verdict::kCommitted);
-  ASSERT_EQ(SaveNow("step", 2), Verdict::kCommitted);
+  ASSERT_EQ(SaveNow("step", 1), SaveVerdict::kCommitted);
+  ASSERT_EQ(SaveNow("step", 2), SaveVerdict::kCommitted);
   const absl::Status taken = store_->Undelete("step", 1).status();
   EXPECT_EQ(ReasonOf(taken), "TAG_TAKEN");
   EXPECT_THAT(std::string(taken.message()), HasSubstr("sequence 2"));
@@ -766,7 +766,7 @@ TEST_F(TrashTest, GracePeriodEndsInTimeAlthoughTheClockWasSetBack) {
 TEST_F(TrashTest, DamageStaysKnownOnTheWayToTheTrashAndBack) {
   SaveAndEvict(1);
   for (const int64_t sequence : {2, 3})
-    ASSERT_EQ(SaveNow(absl::StrCat("step_", sequence), sequence), Verdict::kCommitted);
+    ASSERT_EQ(SaveNow(absl::StrCat("step_", sequence), sequence), SaveVerdict::kCommitted);
   storage::v1::Damage damage;
   damage.set_message("bits have flipped");
   ASSERT_TRUE(store_->SetDamage("step_2", 2, damage).ok());
@@ -779,7 +779,7 @@ TEST_F(TrashTest, DamageStaysKnownOnTheWayToTheTrashAndBack) {
 }
 
 TEST_F(RootStoreTest, CountsTheTrashOfAnEarlierDaemon) {
-  ASSERT_EQ(SaveNow("step_10", 1), Verdict::kCommitted);
+  ASSERT_EQ(SaveNow("step_10", 1), SaveVerdict::kCommitted);
   ASSERT_TRUE(store_->Evict("step_10", 1).ok());
   const int64_t files_alone = store_->trash_bytes();
   Reopen();
@@ -795,7 +795,7 @@ TEST(DeepRootTest, OpensARootWithDeepDirectoriesInTrashAndInFlightAndRemovesThem
   FaultyFileSystem counted(&root.fs());
   int most_open = 0;  // The store's destructor closes handles, and so calls the hook.
   std::unique_ptr<RootStore> store = root.Open();
-  ASSERT_EQ(Save(root.fs(), *store, {"step_10", 1}), Verdict::kCommitted);
+  ASSERT_EQ(Save(root.fs(), *store, {"step_10", 1}), SaveVerdict::kCommitted);
   store.reset();
   for (const char* place : {"trash/step_3.3.00000000000000aa", "inflight/step_4.4.00000000000000bb"}) {
     std::filesystem::create_directory(root.node(place));

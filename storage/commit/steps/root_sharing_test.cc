@@ -42,7 +42,7 @@ class RootSharingTest : public ::testing::Test {
   void UseAlone() {
     const std::unique_ptr<RootStore> store = root_.Open();
     ASSERT_NE(store, nullptr);
-    ASSERT_EQ(Save(root_.fs(), *store, {.tag = "step_1", .sequence = 7}), Verdict::kCommitted);
+    ASSERT_EQ(Save(root_.fs(), *store, {.tag = "step_1", .sequence = 7}), SaveVerdict::kCommitted);
     storage::v1::RunRecord record;
     record.set_format_version(1);
     ASSERT_TRUE(store->SaveRunRecord(record).ok());
