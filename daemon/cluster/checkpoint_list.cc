@@ -109,8 +109,10 @@ void CheckpointList::Apply(RootSnapshot* root) {
   for (auto going = removals_.begin(); going != removals_.lower_bound(replacing); ++going)
     root->leaving.insert(going->first);
   shown_.clear();
-  for (const auto& [sequence, checkpoint] : root->committed)
+  for (const auto& [sequence, checkpoint] : root->committed) {
     shown_.emplace_hint(shown_.end(), sequence, checkpoint.summary.tag());
+    latest_begin_us_ = std::max(latest_begin_us_, checkpoint.summary.create_time_us());
+  }
 }
 
 // What is gone may be about to be replaced, of which this node cannot know yet. The root is looked at again

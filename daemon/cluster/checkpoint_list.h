@@ -72,6 +72,8 @@ class CheckpointList {
 
   // ---- queries
 
+  // The latest time of begin of the checkpoints that scans have shown, Unix time in microseconds; 0: there was none.
+  int64_t latest_begin_us() const { return latest_begin_us_; }
   bool IsBeingRemoved(int64_t sequence) const { return removals_.contains(sequence); }
   const std::map<int64_t, Removal>& removals() const { return removals_; }
   // The checkpoints that retention may count, as this node knows it: others may be removed without this node
@@ -99,6 +101,7 @@ class CheckpointList {
   std::map<int64_t, Removal> removals_;                 // By sequence, as any registration was told.
   bool removals_known_ = false;
   const std::shared_ptr<EndedRemovals> ended_removals_ = std::make_shared<EndedRemovals>();
+  int64_t latest_begin_us_ = 0;
   int64_t highest_evicted_ = 0;  // The highest sequence that retention has removed.
 };
 

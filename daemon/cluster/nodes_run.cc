@@ -430,6 +430,7 @@ void NodesRun::OnLeadership(const RunCoordinator::Leadership& leadership) {
                                    evictions_->TermBegun();
                                    hooks_.root_changed();
                                  },
+                             .latest_begin_us = [this] { return list_.latest_begin_us(); },
                              .lost = [this](const absl::Status& why) { OnLeadershipLost(why); }});
   evictions_ = std::make_unique<Evictions>(
       etcd_, clock_, files_,

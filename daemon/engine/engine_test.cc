@@ -220,6 +220,21 @@ TEST_F(EngineTest, OrdersCheckpointsByBeginAndNotByStep) {
   EXPECT_THAT(disks_[1]->evicted, ElementsAre("step_1000"));
 }
 
+// The times tell which one is the newest where the root is not at hand, as in a bucket.
+TEST_F(EngineTest, TimesOfBeginFollowTheSequencesWhenTheDateIsPutBack) {
+  auto sessions = Launch("a", 1);
+  SaveAll(sessions, "first", 1);
+  clock_.unix_us -= 5'000'000'000;
+  SaveAll(sessions, "second", 2);
+  SaveAll(sessions, "third", 3);
+  RunQueued();
+  std::vector<int64_t> begun;
+  for (const auto& [sequence, checkpoint] : disks_[1]->committed)
+    begun.push_back(checkpoint.summary.create_time_us());
+  ASSERT_EQ(begun.size(), 3u);
+  EXPECT_THAT(begun, ElementsAre(begun[0], begun[0] + 1, begun[0] + 2));
+}
+
 TEST_F(EngineTest, RetentionKeepsPinnedAndLeasedCheckpoints) {
   auto sessions = Launch("a", 1);
   SaveAll(sessions, "a", 1, 3);

@@ -233,6 +233,21 @@ TEST_P(SavePublicationContract, SaveThatIsNotAdmittedIsNotPublished) {
   EXPECT_THAT(Publish(Begin(first_, "step_1")), HasSubstr("its admission"));
 }
 
+// In a bucket, and for people, times tell which checkpoint is the newest.
+TEST_P(SavePublicationContract, TimesFollowTheOrderOfPublicationWhateverTheClocksOfCoordinatorsShow) {
+  const SharedSave first = Durable("step_1");
+  EXPECT_EQ(TryPublish(first, 500)->save.state.time_us(), 500);
+  Commit(first);
+  const SharedSave second = Durable("step_2", 2);
+  const auto published = TryPublish(second, 100);
+  EXPECT_EQ(published->save.state.time_us(), 501);
+  EXPECT_EQ(published->save.state.earlier_time_us(), 500);
+  Commit(second);
+  const auto last = TryPublish(Durable("step_3", 3), 900);
+  EXPECT_EQ(last->save.state.time_us(), 900);
+  EXPECT_EQ(last->save.state.earlier_time_us(), 501);
+}
+
 // Two coordinators must write the same bytes.
 TEST_P(SavePublicationContract, NextCoordinatorPublishesWhatTheFirstOneHasFixed) {
   const SharedSave older = Durable("step_1");

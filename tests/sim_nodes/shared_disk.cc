@@ -221,9 +221,9 @@ absl::StatusOr<SharedDisk::Checkpoint> SharedDisk::MakeCheckpoint(
   CKPTD_ASSIGN_OR_RETURN(checkpoint.parts, PartsOf(publication));
   checkpoint.summary = checkpoint.parts.front().record.checkpoint();
   checkpoint.summary.set_sequence(publication.save.sequence);
-  checkpoint.summary.set_commit_time_us(publication.time_us);
   for (const Part& part : checkpoint.parts) MergePart(part.record.checkpoint(), checkpoint.summary);
   EndMerge(checkpoint.summary);
+  SetTimes(publication.times, checkpoint.summary);
   InheritPointers(publication.inherited_pointers, checkpoint.summary);
   return checkpoint;
 }
@@ -294,7 +294,7 @@ absl::StatusOr<SharedRootIo::Published> SharedDisk::Publish(const std::string& n
   if (at_tag != names_.tags.end() && at_tag->second->summary.sequence() != publication.replaces &&
       CheckPlace(names_, save.tag, checkpoint, pinned).ok())
     return SharedRootIo::Published{at_tag->second->summary.sequence(), absl::OkStatus()};
-  std::string manifest = absl::StrCat("time ", publication.time_us);
+  std::string manifest = absl::StrCat("times ", publication.times.earlier_us, " ", publication.times.this_us);
   for (const auto& [name, content] : publication.inherited_pointers) absl::StrAppend(&manifest, " ", name);
   for (const auto& [of, digest] : publication.digests) absl::StrAppend(&manifest, " ", of, "=", digest);
   const auto [written, is_first] = manifests_.try_emplace(save.name, manifest);

@@ -30,7 +30,8 @@ inline constexpr int64_t kSegment = 2 << 20;
 class TestClock : public Clock {
  public:
   Instant Now() override { return now; }
-  int64_t UnixMicros() override { return 1'700'000'000'000'000; }
+  int64_t UnixMicros() override { return unix_us; }
+  int64_t unix_us = 1'700'000'000'000'000;
   Instant now = Instant() + std::chrono::hours(1);
 };
 

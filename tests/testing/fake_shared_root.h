@@ -228,7 +228,7 @@ class FakeSharedRoot {
     return SharedRootIo::Published{0, absl::OkStatus(), std::exchange(moved_in, 0)};
   }
   static std::string ManifestOf(const SharedRootIo::Publication& publication) {
-    std::string text = absl::StrCat(publication.time_us);
+    std::string text = absl::StrCat(publication.times.this_us);
     for (const auto& [name, content] : publication.inherited_pointers) absl::StrAppend(&text, " ", name);
     for (const auto& [node, digest] : publication.digests) absl::StrAppend(&text, " ", node, "=", digest);
     return text;

@@ -1,5 +1,7 @@
 #include "daemon/cluster/coordinator/checkpoint_publication.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 #include "daemon/etcd/etcd_errors.h"
 #include "daemon/ledger/keys/ledger_reasons.h"
@@ -93,7 +95,7 @@ SharedRootIo::Publication CheckpointPublication::PublicationOf(
           save_.state.attempt(),
           save_.state.ordinal(),
           {save_.state.ranks().begin(), save_.state.ranks().end()},
-          save_.state.time_us(),
+          {save_.state.earlier_time_us(), save_.state.time_us()},
           digests,
           save_.state.replaces(),
           {save_.state.inherited_pointers().begin(), save_.state.inherited_pointers().end()}};
@@ -136,8 +138,8 @@ void CheckpointPublication::OnPartsFound(const absl::StatusOr<SharedPlace>& plac
 
 // If the save is already PUBLISHING, its time, the checkpoint that it replaces, and its pointers stay.
 void CheckpointPublication::Decide() {
-  tools_.decisions->Publish(save_, options_.leadership, tools_.clock->UnixMicros(),
-                            {replaces_.sequence, replaces_.pointers},
+  const int64_t time_us = std::max(tools_.clock->UnixMicros(), options_.later_than_us + 1);
+  tools_.decisions->Publish(save_, options_.leadership, time_us, {replaces_.sequence, replaces_.pointers},
                             Then(&CheckpointPublication::OnDecided));
 }
 

@@ -50,6 +50,7 @@ class CheckpointPublication {
   struct Options {
     CompareAndSwap::Held leadership;
     std::map<std::string, std::string> digests;  // Of each node's part record; all are durable.
+    int64_t later_than_us = 0;                   // The commit gets a later time, whatever the clock shows.
     // How long to look for a save that is nowhere, before its outcome counts as unknown.
     Duration longest_look = std::chrono::seconds(10);
   };

@@ -317,6 +317,7 @@ void SaveCoordinator::PublishIfNext(const Save& save, const SaveView& view) {
   for (const auto& [node, vote] : view.votes) {
     if (vote.stage() == NodeVote::DURABLE) options.digests[node] = vote.digest();
   }
+  options.later_than_us = hooks_.latest_begin_us();
   options.longest_look = options_.visibility + std::chrono::seconds(5);
   publication_ = std::make_unique<CheckpointPublication>(
       CheckpointPublication::Tools{&decisions_, &readers_, root_, clock_}, options, save.save,

@@ -67,6 +67,8 @@ class SaveCoordinator {
   struct Hooks {
     // Runs once, when this node may publish, remove, and write pointers.
     std::function<void()> term_begun;
+    // Of the checkpoints that the root has shown to this node; 0: there was none. Those to come get a later time.
+    std::function<int64_t()> latest_begin_us;
     // Runs once, when this object stops deciding: NOT_COORDINATOR, or an error of etcd_errors.h except
     // LEDGER_UNAVAILABLE and LEDGER_FULL.
     std::function<void(const absl::Status&)> lost;

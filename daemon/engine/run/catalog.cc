@@ -65,7 +65,10 @@ void Catalog::Replace(std::map<int64_t, CommittedCheckpoint> committed,
   }
   committed_ = std::move(committed);
   by_tag_.clear();
-  for (const auto& [sequence, checkpoint] : committed_) by_tag_[checkpoint.summary.tag()].insert(sequence);
+  for (const auto& [sequence, checkpoint] : committed_) {
+    by_tag_[checkpoint.summary.tag()].insert(sequence);
+    latest_begin_us_ = std::max(latest_begin_us_, checkpoint.summary.create_time_us());
+  }
   unreadable_ = std::move(unreadable);
   for (int64_t sequence : std::exchange(perhaps_evicted_, {})) evicting_.erase(sequence);
   ForgetWithdrawn();
@@ -74,6 +77,7 @@ void Catalog::Replace(std::map<int64_t, CommittedCheckpoint> committed,
 const CommittedCheckpoint& Catalog::Add(CommittedCheckpoint checkpoint) {
   const int64_t sequence = checkpoint.summary.sequence();
   by_tag_[checkpoint.summary.tag()].insert(sequence);  // A sequence is of one save, and has one tag for good.
+  latest_begin_us_ = std::max(latest_begin_us_, checkpoint.summary.create_time_us());
   committed_[sequence] = std::move(checkpoint);
   ForgetWithdrawn();
   return committed_.at(sequence);

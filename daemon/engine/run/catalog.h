@@ -41,6 +41,9 @@ class Catalog {
   bool IsDamaged(int64_t sequence) const;
   bool IsSuspect(int64_t sequence) const;
 
+  // The latest time of begin of all checkpoints that it has ever had, Unix time in microseconds; 0: it had none.
+  int64_t latest_begin_us() const { return latest_begin_us_; }
+
   // Takes over the result of a scan. Damage that is known here and could not be written to disk stays known.
   // Evictions whose outcome was unknown are over: the scan decided them. `leaving`: those whose successor is
   // not there yet (RootSnapshot).
@@ -79,7 +82,8 @@ class Catalog {
   std::vector<DamagedCheckpoint> unreadable_;
   std::set<int64_t> evicting_;
   std::set<int64_t> perhaps_evicted_;  // A subset of evicting_.
-  std::set<int64_t> withdrawn_;        // Of committed_: those that no newer one follows which is as good.
+  int64_t latest_begin_us_ = 0;
+  std::set<int64_t> withdrawn_;  // Of committed_: those that no newer one follows which is as good.
 };
 
 }  // namespace ckptd

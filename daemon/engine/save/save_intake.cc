@@ -297,6 +297,15 @@ absl::Status SaveIntake::CheckSavesInFlight(const Run& run) const {
   return UidLimitExceeded(run.uid, "saves in flight", options_.limits.saves_per_uid, "saves_per_uid");
 }
 
+// The clock may have been put back since.
+int64_t SaveIntake::LatestBegin(const Run& run) const {
+  int64_t latest_us = run.catalog.latest_begin_us();
+  for (const auto& [id, save] : saves_->all()) {
+    if (save->run == &run) latest_us = std::max(latest_us, save->begun_unix_us);
+  }
+  return latest_us;
+}
+
 Save* SaveIntake::NewSave(Run* run, const Member& member, const Timeouts& timeouts, int64_t sequence,
                           const v1::BeginRequest& request) {
   auto save = std::make_unique<Save>();
@@ -307,7 +316,7 @@ Save* SaveIntake::NewSave(Run* run, const Member& member, const Timeouts& timeou
   save->world_size = member.world_size;
   save->busy = request.busy() == v1::BUSY_POLICY_UNSPECIFIED ? v1::WAIT : request.busy();
   save->begun_at = clock_->Now();
-  save->begun_unix_us = clock_->UnixMicros();
+  save->begun_unix_us = std::max(clock_->UnixMicros(), LatestBegin(*run) + 1);
   save->admission_deadline = save->begun_at + timeouts.admission;
   save->commit_deadline = save->begun_at + timeouts.commit;
   save->contributors = {request.ranks().begin(), request.ranks().end()};

@@ -96,6 +96,8 @@ class SaveIntake {
   absl::Status CheckSavesInFlight(const Run& run) const;
   Save* NewSave(Run* run, const Member& member, const Timeouts& timeouts, int64_t sequence,
                 const v1::BeginRequest& request);
+  // Of the saves of the run that are in flight, and of its checkpoints; 0: there is none.
+  int64_t LatestBegin(const Run& run) const;
   void LogStepBack(const Save& save);
 
   // One rank joins a save that exists.

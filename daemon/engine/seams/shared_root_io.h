@@ -18,6 +18,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "storage/commit/shared/save/shared_publish.h"
+#include "storage/commit/steps/types.h"
 
 namespace ckptd {
 
@@ -30,8 +31,8 @@ class SharedRootIo {
   struct Publication {
     SharedInflight save;
     int64_t attempt = 0, ordinal = 0;
-    std::vector<int> ranks;                      // That had something to save, ascending; empty: all.
-    int64_t time_us = 0;                         // Of the checkpoint, since 1970.
+    std::vector<int> ranks;  // That had something to save, ascending; empty: all.
+    CommitTimes times;
     std::map<std::string, std::string> digests;  // Of the part record of each node.
     int64_t replaces = 0;  // The checkpoint with this tag that goes, as FindReplaced has found it; 0: none.
     std::map<std::string, std::string> inherited_pointers = {};  // Of that one.

@@ -1,6 +1,8 @@
 #include "daemon/ledger/save/save_publication.h"
 
+#include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -67,6 +69,13 @@ std::string WaitsFor(const CompareAndSwap::Found& found, int64_t sequence, const
   const std::vector<std::string> readers = ReadersOf(found[kReaders]);
   if (readers.empty()) return "";
   return absl::StrCat("readers of the checkpoint that it replaces, on nodes ", absl::StrJoin(readers, ", "));
+}
+
+// No save is being published any more, or only that of `next`.
+etcdserverpb::RequestOp PutPublishing(const LedgerKeys& keys,
+                                      const std::vector<etcdserverpb::KeyValue>& found, PublishedNow next) {
+  next.set_last_time_us(FirstOf<PublishedNow>(found).last_time_us());
+  return Put(keys.Publishing(), next.SerializeAsString());
 }
 
 void SettleSave(const SaveView& view, SaveState* state) {
@@ -144,11 +153,14 @@ void SavePublication::Publish(const SharedSave& save, const CompareAndSwap::Held
     result->waits_for = WaitsFor(found, sequence, *state);
     if (!result->waits_for.empty()) return Operations();
     state->set_phase(SaveState::PUBLISHING);
-    state->set_time_us(time_us);
+    const int64_t earlier_us = FirstOf<PublishedNow>(found[kPublishing]).last_time_us();
+    state->set_earlier_time_us(earlier_us);
+    state->set_time_us(std::max(time_us, earlier_us + 1));
     state->set_replaces(replaces.sequence);
     state->mutable_inherited_pointers()->insert(replaces.pointers.begin(), replaces.pointers.end());
     PublishedNow now;
     now.set_sequence(sequence);
+    now.set_last_time_us(state->time_us());
     Operations operations = {Put(keys.Publishing(), now.SerializeAsString())};
     if (replaces.sequence != 0) operations.push_back(PutEvicting(keys, replaces.sequence, sequence));
     return operations;
@@ -181,7 +193,7 @@ void SavePublication::Committed(const SharedSave& save, const CompareAndSwap::He
   const auto decide = [keys = keys_, moved_in](const CompareAndSwap::Found& found, SaveState* state) {
     if (state->phase() != SaveState::PUBLISHING) return Operations();
     state->set_phase(SaveState::COMMITTED);
-    Operations operations = {Put(keys.Publishing(), PublishedNow().SerializeAsString())};
+    Operations operations = {PutPublishing(keys, found[0], PublishedNow())};
     if (moved_in == 0) return operations;
     state->set_moved_in(moved_in);
     auto last = FirstOf<ledger::v1::LastSequence>(found[1]);
@@ -226,7 +238,7 @@ void SavePublication::Release(const SharedSave& save, const CompareAndSwap::Held
         if (state->found() == SaveState::NOT_KNOWN) state->set_found(what);
         const auto now = FirstOf<PublishedNow>(found[0]);
         if (!now.unknown() || now.sequence() != sequence) return Operations();
-        return Operations{Put(keys.Publishing(), PublishedNow().SerializeAsString())};
+        return Operations{PutPublishing(keys, found[0], PublishedNow())};
       },
       std::move(answer));
 }
@@ -236,11 +248,10 @@ void SavePublication::EndPublishing(const SharedSave& save, const CompareAndSwap
                                     std::function<void(SaveState*)> end, Answer<SharedSave> answer) {
   Change(
       save, {{keys_.Publishing()}}, leadership, what,
-      [key = keys_.Publishing(), next = next.SerializeAsString(), end = std::move(end)](
-          const CompareAndSwap::Found&, SaveState* state) {
+      [keys = keys_, next, end = std::move(end)](const CompareAndSwap::Found& found, SaveState* state) {
         if (state->phase() != SaveState::PUBLISHING) return Operations();
         end(state);
-        return Operations{Put(key, next)};
+        return Operations{PutPublishing(keys, found[0], next)};
       },
       std::move(answer));
 }

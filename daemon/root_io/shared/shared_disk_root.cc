@@ -31,7 +31,7 @@ LedgerFacts FactsOf(const SharedRootIo::Publication& publication) {
           .sequence = publication.save.sequence,
           .attempt = publication.attempt,
           .ordinal = publication.ordinal,
-          .time_us = publication.time_us,
+          .times = publication.times,
           .ranks = publication.ranks,
           .replaces = publication.replaces,
           .inherited_pointers = publication.inherited_pointers};

@@ -200,7 +200,7 @@ class SharedDiskRootIoTest : public ::testing::Test {
             .attempt = 1,
             .ordinal = 1,
             .ranks = {},
-            .time_us = 1'700'000'000'000'000,
+            .times = {.this_us = 1'700'000'000'000'000},
             .digests = digests};
   }
   absl::StatusOr<SharedRootIo::Published> Publish(Node& node, const SharedInflight& save,

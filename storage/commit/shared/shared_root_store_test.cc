@@ -80,7 +80,7 @@ class SharedRootStoreTest : public ::testing::Test {
     return *save;
   }
   static LedgerFacts FactsOf(const SharedInflight& save) {
-    return {.tag = save.tag, .sequence = save.sequence, .attempt = 1, .ordinal = 1, .time_us = 7};
+    return {.tag = save.tag, .sequence = save.sequence, .attempt = 1, .ordinal = 1, .times = {.this_us = 7}};
   }
   void Remove(SharedRootStore& coordinator, const std::string& tag, int64_t sequence) {
     RemovalBudget budget;

@@ -1,5 +1,7 @@
 #include "storage/commit/steps/commit_rules.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 #include "storage/base/errors.h"
 #include "storage/base/reasons.h"
@@ -48,6 +50,12 @@ void MergePart(const ManifestSummary& part, ManifestSummary& save) {
   if (save.metrics().empty()) *save.mutable_metrics() = part.metrics();
   if (save.suspect().empty()) save.set_suspect(part.suspect());
   save.mutable_pointers()->insert(part.pointers().begin(), part.pointers().end());
+}
+
+void SetTimes(const CommitTimes& times, ManifestSummary& save) {
+  save.set_commit_time_us(times.this_us);
+  save.set_create_time_us(
+      std::clamp(save.create_time_us(), std::min(times.earlier_us + 1, times.this_us), times.this_us));
 }
 
 void EndMerge(ManifestSummary& save) {

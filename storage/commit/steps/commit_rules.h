@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "ckptd/storage/v1/storage.pb.h"
 #include "storage/commit/checkpoint/scan.h"
+#include "storage/commit/steps/types.h"
 
 namespace ckptd {
 
@@ -24,6 +25,9 @@ bool IsRefusal(const absl::Status& status);
 // Adds what one part says of its save. What the first part says counts; the save is suspect if any part is,
 // and has the pointers of all.
 void MergePart(const storage::v1::ManifestSummary& part, storage::v1::ManifestSummary& save);
+// The commit gets its time, and no checkpoint seems to have been begun before one of a lower sequence, whatever the
+// clocks of their nodes show: without the root, as in a bucket, these times tell which one is the newest.
+void SetTimes(const CommitTimes& times, storage::v1::ManifestSummary& save);
 // After all parts: a suspect checkpoint is not the one that other programs are to find.
 void EndMerge(storage::v1::ManifestSummary& save);
 // Adds those of these pointers that the save does not name itself, as long as its manifest has room.

@@ -117,7 +117,7 @@ class RootOfSeveralNodes : public Root {
       if (!digest.ok()) return digest.status();
       digests[node] = *digest;
     }
-    LedgerFacts facts{.tag = tag, .sequence = sequence, .attempt = 1, .ordinal = 1, .time_us = 7};
+    LedgerFacts facts{.tag = tag, .sequence = sequence, .attempt = 1, .ordinal = 1, .times = {.this_us = 7}};
     const auto replaced = store_->FindReplaced(*save, facts, digests);
     const bool refused = IsRefusal(replaced.status());
     if (!replaced.ok() && !refused) return replaced.status();

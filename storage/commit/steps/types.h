@@ -35,6 +35,12 @@ struct HalfRemoved {
   uint64_t inode = 0;  // Of its directory: a checkpoint that is put back at the tag has another one.
 };
 
+// What the ledger has fixed of a save of several nodes when it is published. Unix time in microseconds.
+struct CommitTimes {
+  int64_t earlier_us = 0;  // Of the commit before it; 0: not known.
+  int64_t this_us = 0;     // Of this one; later than that.
+};
+
 // What recovery did with a save in flight, for the log and the run's history.
 struct RecoveredSave {
   std::string tag;

@@ -152,10 +152,10 @@ absl::StatusOr<Manifest> BuildSharedManifest(const LedgerFacts& facts,
   CKPTD_RETURN_IF_ERROR(CheckRanks(facts, ordered));
   Manifest manifest{ordered.front()->checkpoint(), {}};
   manifest.summary.set_format_version(kFormatVersion);
-  manifest.summary.set_commit_time_us(facts.time_us);
   CKPTD_RETURN_IF_ERROR(AddFiles(ordered, manifest));
   for (const NodePartRecord* part : ordered) MergePart(part->checkpoint(), manifest.summary);
   EndMerge(manifest.summary);
+  SetTimes(facts.times, manifest.summary);
   InheritPointers(facts.inherited_pointers, manifest.summary);
   CKPTD_RETURN_IF_ERROR(EncodeManifest(manifest).status());
   return manifest;

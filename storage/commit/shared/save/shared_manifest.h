@@ -12,6 +12,7 @@
 #include "ckptd/storage/v1/storage.pb.h"
 #include "storage/commit/shared/run/shared_layout.h"
 #include "storage/commit/shared/save/shared_publish.h"
+#include "storage/commit/steps/types.h"
 #include "storage/format/manifest.h"
 
 namespace ckptd {
@@ -30,7 +31,7 @@ struct LedgerFacts {
   int64_t sequence = 0;
   int64_t attempt = 0;
   int64_t ordinal = 0;
-  int64_t time_us = 0;          // The time of the commit; Unix time in microseconds.
+  CommitTimes times = {};
   std::vector<int> ranks = {};  // That had something to save, ascending; empty: all.
   int64_t replaces = 0;         // The sequence of the checkpoint with this tag that is removed; 0: none.
   // Pointers of that checkpoint, which the save takes over (TakeOverPointers of pointers.h). They come after

@@ -34,7 +34,9 @@ const SharedInflight kSave{"step_1", 5, "step_1.5.00000000000000aa"};
 const std::string kOurs = ".ckptd/shared/inflight/" + kSave.name + "/.ckptd";
 using Digests = std::map<std::string, std::string>;
 
-LedgerFacts Facts() { return {.tag = "step_1", .sequence = 5, .attempt = 1, .ordinal = 1, .time_us = 1234}; }
+LedgerFacts Facts() {
+  return {.tag = "step_1", .sequence = 5, .attempt = 1, .ordinal = 1, .times = {.this_us = 1234}};
+}
 
 // The parts of three ranks on two nodes.
 std::vector<NodePartRecord> Parts() {
@@ -178,6 +180,20 @@ TEST(BuildSharedManifestTest, EveryCoordinatorMakesTheSameBytes) {
   EXPECT_EQ(one->summary.step(), 1);
   EXPECT_THAT(one->summary.pointers(), UnorderedElementsAre(Pair("latest", "of 1"), Pair("best_0", "step_1"),
                                                             Pair("best_1", "step_1"), Pair("old", "step_1")));
+}
+
+// Two nodes whose clocks are apart begin one save after the other.
+TEST(BuildSharedManifestTest, TimeOfItsBeginFollowsTheSequenceWhateverTheClocksOfTheNodesShow) {
+  const auto begun = [](int64_t by_its_node) {
+    std::vector<NodePartRecord> parts = Parts();
+    for (NodePartRecord& part : parts) part.mutable_checkpoint()->set_create_time_us(by_its_node);
+    LedgerFacts facts = Facts();
+    facts.times = {.earlier_us = 1000, .this_us = 2000};
+    return BuildSharedManifest(facts, parts)->summary.create_time_us();
+  };
+  EXPECT_EQ(begun(1500), 1500);
+  EXPECT_EQ(begun(10), 1001);
+  EXPECT_EQ(begun(9999), 2000);
 }
 
 TEST(BuildSharedManifestTest, SuspectSaveNamesNoPointer) {

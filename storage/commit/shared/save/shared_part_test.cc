@@ -137,7 +137,9 @@ void ExpectPart(CrashDisk& disk, const std::string& digest, const Daemon& daemon
   EXPECT_EQ(records->front().incarnation(), "incarnation of " + std::string(1, daemon.flavour));
 }
 
-LedgerFacts Facts() { return {.tag = "step_1", .sequence = 5, .attempt = 1, .ordinal = 1, .time_us = 1000}; }
+LedgerFacts Facts() {
+  return {.tag = "step_1", .sequence = 5, .attempt = 1, .ordinal = 1, .times = {.this_us = 1000}};
+}
 
 // What the coordinator does when the node is durable.
 absl::StatusOr<int64_t> Publish(const SharedLayout& layout, const std::string& digest, int64_t term) {
