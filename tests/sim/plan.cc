@@ -48,13 +48,8 @@ void AddChangesOfOthers(Plan* plan) {
 void AddUploads(Plan* plan) {
   Random random(Mix(plan->seed, kUploadsStream));
   if (!random.Percent(35)) return;
-  UploadPlan& uploads = plan->uploads;
-  uploads.every = random.Percent(70) ? 1 : static_cast<int>(random.Between(2, 4));
-  if (random.Percent(70)) uploads.keep_last = static_cast<int>(random.Between(1, 4));
-  uploads.evict_before_upload = random.Percent(15);
-  uploads.restore = random.Percent(60);
-  if (random.Percent(60)) uploads.faults = static_cast<int>(random.Between(1, 40));
-  uploads.needs_room = plan->small_disk;
+  plan->uploads = UploadPlan::Some(random);
+  plan->uploads.needs_room = plan->small_disk;
 }
 
 }  // namespace
@@ -104,12 +99,7 @@ std::string Plan::ToString() const {
   percent(damage, "damage");
   percent(maps, "maps");
   if (foreign > 0) absl::StrAppend(&words, ", foreign ", foreign);
-  if (uploads.every > 0) {
-    absl::StrAppend(&words, ", every ", uploads.every, " uploaded, ", uploads.keep_last, " stay, ",
-                    uploads.faults, " % bucket faults");
-    add(uploads.restore, "restores");
-    add(uploads.evict_before_upload, "evicts before the upload");
-  }
+  absl::StrAppend(&words, uploads.ToString());
   return words;
 }
 

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "storage/base/clock.h"
+#include "tests/sim/bucket_model.h"
 #include "tests/sim/sim_disk.h"
 
 namespace ckptd::sim {
@@ -50,16 +51,6 @@ struct Operation {
   OperationKind kind = OperationKind::kLaunch;
   uint64_t a = 0, b = 0;  // Choose the target and the variant, modulo the number of candidates.
   std::string ToString() const;
-};
-
-// The copies in a bucket of a run's checkpoints.
-struct UploadPlan {
-  int every = 0;  // As in UploadPolicy; so are the next two. 0: nothing is uploaded.
-  int keep_last = 0;
-  bool evict_before_upload = false;
-  bool restore = false;     // Resumes ask the bucket, too.
-  int faults = 0;           // Percentage of calls that fail, while faults are on.
-  bool needs_room = false;  // The disk is so small that saves may need the room of what waits.
 };
 
 struct Plan {

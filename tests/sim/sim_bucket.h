@@ -1,16 +1,12 @@
-// The bucket of a run, which outlives daemons and the root, and the UploadIo through which a daemon uses it.
-//
-// The model follows storage/bucket: an upload claims its tag first, and the checkpoint is whole with the last request; a
-// removal takes its wholeness first. When a daemon dies, what it had under way has come to any of these points.
+// The bucket of a run, which outlives daemons and the root, and the UploadIo through which a daemon uses it. When a
+// daemon dies, what it had under way has come to any point.
 #ifndef CKPTD_TESTS_SIM_SIM_BUCKET_H_
 #define CKPTD_TESTS_SIM_SIM_BUCKET_H_
 
-#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 
 #include "absl/functional/any_invocable.h"
@@ -18,9 +14,8 @@
 #include "absl/status/statusor.h"
 #include "daemon/engine/seams/upload_io.h"
 #include "storage/base/callback_scope.h"
+#include "tests/sim/bucket_model.h"
 #include "tests/sim/oracle.h"
-#include "tests/sim/plan.h"
-#include "tests/sim/random.h"
 #include "tests/sim/schedule.h"
 #include "tests/sim/sim_disk.h"
 
@@ -30,52 +25,38 @@ class SimBucket {
  public:
   SimBucket(std::shared_ptr<SimDisk> disk, const UploadPlan& plan, uint64_t seed, Schedule* schedule,
             Oracle* oracle)
-      : disk_(std::move(disk)), plan_(plan), random_(seed), schedule_(schedule), oracle_(oracle) {}
+      : disk_(std::move(disk)),
+        plan_(plan),
+        model_(plan, seed, [oracle](const std::string& what) { oracle->Violated(what); }),
+        schedule_(schedule),
+        oracle_(oracle) {}
   SimBucket(const SimBucket&) = delete;
   SimBucket& operator=(const SimBucket&) = delete;
 
-  void EndFaults() { faulty_ = false; }
-  bool IsWhole(int64_t sequence) const;
+  BucketModel& model() { return model_; }
   // Retention has removed this checkpoint from the root. A violation if it was to be uploaded, and was not.
   void OnEvicted(const SimDisk::Generation& evicted, const storage::v1::UploadRecord& record);
-  // Earlier checkpoints of this tag need not be uploaded any more, nor stay in the bucket.
-  void OnPublished(const std::string& tag, int64_t sequence) {
-    newest_of_tag_[tag] = std::max(newest_of_tag_[tag], sequence);
-  }
   // To be called when nothing is going on: describes everything that should not be left, or be missing.
   std::string Leftovers() const;
-  // The newest whole checkpoint; 0: there is none.
-  int64_t Newest() const;
 
  private:
   friend class SimUploadIo;
-  struct Entry {
-    SimDisk::Generation checkpoint;
-    bool whole = false;
-  };
   // A rank or a read has found that, or an upload would. It is not to be uploaded any more.
   bool IsDamaged(const SimDisk::Generation& checkpoint) const;
-  bool IsReplaced(const std::string& tag, int64_t sequence) const;
   // Each checkpoint that the run has saved, and that is good.
   bool IsToBeUploaded(const SimDisk::Generation& checkpoint) const;
-  bool MayBeRemoved(const storage::v1::UploadedCheckpoint& checkpoint) const;
-  // An upload begins: from now on no other checkpoint of the tag is uploaded.
+  // Null: the root has none at this tag.
+  const SimDisk::Generation* SourceOf(const std::string& tag) const;
   void Claim(const storage::v1::UploadedCheckpoint& checkpoint);
-  // What is left of a call, and its answer.
   absl::StatusOr<int64_t> Upload(const storage::v1::UploadedCheckpoint& checkpoint);
-  absl::Status Remove(const storage::v1::UploadedCheckpoint& checkpoint);
-  UploadIo::Contents List() const;
   absl::Status Fetch(const std::string& tag);
 
   const std::shared_ptr<SimDisk> disk_;
   const UploadPlan plan_;
-  Random random_;
+  BucketModel model_;
   Schedule* const schedule_;
   Oracle* const oracle_;
-  bool faulty_ = true;
-  std::map<std::string, Entry> tags_;
-  std::set<int64_t> were_whole_;
-  std::map<std::string, int64_t> newest_of_tag_;
+  std::map<int64_t, SimDisk::Generation> copies_;  // By sequence: what was uploaded.
 };
 
 class SimUploadIo : public UploadIo {

@@ -175,7 +175,7 @@ absl::Status SimDisk::Rename(InflightDir& dir) {
   dir.found.summary.set_size_bytes(dir.found.bytes);
   tags_[dir.tag] = dir.found;
   oracle_->Published(run_, dir.found.summary, dir.found.contents);
-  if (bucket_ != nullptr) bucket_->OnPublished(dir.tag, dir.sequence);
+  if (bucket_ != nullptr) bucket_->model().OnPublished(dir.tag, dir.sequence);
   return absl::OkStatus();
 }
 

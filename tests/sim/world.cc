@@ -222,7 +222,7 @@ bool World::RunUntil(Duration until, bool stop_when_idle) {
 void World::End() {
   ending_ = true;
   for (const auto& disk : disks_) disk->EndFaults();
-  for (const auto& [run, bucket] : buckets_) bucket->EndFaults();
+  for (const auto& [run, bucket] : buckets_) bucket->model().EndFaults();
   if (hostile_ != nullptr) hostile_->End();
   if (!Settle("the work in progress")) return;
   for (const auto& trainer : LivingTrainers()) trainer->Kill();
@@ -280,15 +280,11 @@ bool World::Settle(const std::string& what) {
 
 // All disks are lost: the next launch of each run must go on from the newest checkpoint of its bucket.
 void World::LoseDisks() {
-  // Which one is the newest must not depend on a date that was changed.
-  const bool date_was_changed =
-      std::any_of(plan_.operations.begin(), plan_.operations.end(),
-                  [](const Operation& operation) { return operation.kind == OperationKind::kStepDate; });
-  if (!plan_.uploads.restore || date_was_changed) return;
+  if (!plan_.uploads.restore) return;
   KillDaemon(milliseconds(1), false);
   for (const auto& [run, bucket] : buckets_) {
     disks_[run]->Lose();
-    oracle_.RootLost(run, bucket->Newest());
+    oracle_.RootLost(run, bucket->model().Newest());
     LaunchTwoRanks(run, absl::StrCat("after the loss ", run));
   }
   if (!Settle("the launch after the loss of the disk")) return;
@@ -296,7 +292,7 @@ void World::LoseDisks() {
   if (!Settle("its end")) return;
   for (const auto& [run, bucket] : buckets_) {
     // Some trainers never resume.
-    if (bucket->Newest() != 0 && oracle_.HasResumedAfterLoss(run)) Count("resumed from a bucket");
+    if (bucket->model().Newest() != 0 && oracle_.HasResumedAfterLoss(run)) Count("resumed from a bucket");
   }
 }
 

@@ -128,7 +128,7 @@ void World::CheckUploads() {
           for (const v1::Checkpoint& each : answer->checkpoints()) {
             if (each.upload().state() != v1::CheckpointUpload::DONE) continue;
             Count("uploaded");
-            if (!bucket->IsWhole(each.sequence()))
+            if (!bucket->model().IsWhole(each.sequence()))
               oracle_.Violated(absl::StrCat(each.tag(), ", sequence ", each.sequence(), " of run ", run,
                                             " is shown as uploaded, and is not in the bucket"));
           }

@@ -6,6 +6,7 @@
 #include "daemon/memory/populator.h"
 #include "storage/base/callback_scope.h"
 #include "storage/base/errors.h"
+#include "tests/sim_nodes/shared_bucket.h"
 #include "tests/sim_nodes/shared_disk.h"
 
 namespace ckptd::sim_nodes {
@@ -51,6 +52,17 @@ class Node::SimPopulator : public Populator {
   CallbackScope scope_;
 };
 
+Node::Node(World* world, int index)
+    : world_(*world),
+      index_(index),
+      name_(absl::StrCat("node", index)),
+      random_(sim::Mix(world->plan().seed, 50 + static_cast<uint64_t>(index))),
+      clock_(&world->schedule().clock(),
+             world->plan().clocks_apart
+                 ? seconds(sim::Random(sim::Mix(world->plan().seed, 90 + static_cast<uint64_t>(index)))
+                               .Between(-20'000, 20'000))
+                 : seconds(0)) {}
+
 Node::~Node() { Kill(); }
 
 // ---- one daemon
@@ -92,7 +104,7 @@ void Node::StartEngine() {
   shared.grace = kGrace;
   if (world_.plan().forgets) shared.ended_kept_for = 3 * kGrace;
   roots_ = std::make_unique<SharedRoots>(
-      etcd_.get(), &world_.schedule().clock(), shared,
+      etcd_.get(), &clock_, shared,
       [this](absl::AnyInvocable<void()> work) { Later(microseconds(5), std::move(work)); },
       [this](SharedRoots::Follower follower) { return Follow(std::move(follower)); },
       [this](const absl::Status& why) { membership_->RegisterAnew(why); });
@@ -100,7 +112,7 @@ void Node::StartEngine() {
   engine.daemon_version = "simulated";
   engine.daemon_instance = absl::StrCat(name_, " daemon ", daemon_);
   engine.node = name_;
-  engine_ = std::make_unique<Engine>(engine, &world_.schedule().clock(), pool_.get(), this);
+  engine_ = std::make_unique<Engine>(engine, &clock_, pool_.get(), this);
 }
 
 void Node::Join() {
@@ -111,7 +123,7 @@ void Node::Join() {
   options.incarnations = state_directory_;
   options.lease_seconds = kLeaseSeconds;
   membership_ = std::make_unique<NodeMembership>(
-      etcd_.get(), &world_.schedule().clock(), options,
+      etcd_.get(), &clock_, options,
       [this](const std::vector<std::string>& incarnations, NodeRegistration::Done remembered) {
         state_directory_ = incarnations;
         Later(milliseconds(1),
@@ -251,9 +263,12 @@ RootAttachment Node::Attachment() {
   attachment.path = kPath;
   attachment.uid = 1000;
   attachment.make_io = [this]() -> absl::StatusOr<RootAccess> {
-    return roots_->Open(
+    RootAccess access = roots_->Open(
         std::make_unique<SimSharedFiles>(&world_.disk(), &pause_, name_, absl::StrCat(name_, " ", daemon_)),
         kPath);
+    if (world_.bucket() != nullptr)
+      access.uploads = std::make_unique<SimBucketIo>(world_.bucket(), &pause_, name_);
+    return access;
   };
   return attachment;
 }
@@ -361,6 +376,9 @@ std::string Node::Activity() {
   for (const v1::Run& run : status.runs()) {
     for (const auto& save : run.in_flight())
       absl::StrAppend(&words, "; in flight on ", name_, ": ", save.tag());
+    for (const auto& waiting : run.uploads().waiting())
+      absl::StrAppend(&words, "; waits on ", name_, " for its upload: ", waiting.tag(), " ",
+                      waiting.upload().error().message());
     if (run.read_only()) absl::StrAppend(&words, "; read-only on ", name_);
   }
   v1::ClusterStatus cluster;

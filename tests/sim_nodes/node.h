@@ -26,16 +26,24 @@
 
 namespace ckptd::sim_nodes {
 
+// That of the simulation; the date is another one.
+class NodeClock : public Clock {
+ public:
+  NodeClock(Clock* clock, Duration ahead) : clock_(*clock), ahead_(ahead) {}
+  Instant Now() override { return clock_.Now(); }
+  int64_t UnixMicros() override { return clock_.UnixMicros() + ahead_ / std::chrono::microseconds(1); }
+
+ private:
+  Clock& clock_;
+  const Duration ahead_;
+};
+
 class Node : public EngineObserver {
  public:
   // The path of the one root.
   static constexpr char kPath[] = "/shared/run";
 
-  Node(World* world, int index)
-      : world_(*world),
-        index_(index),
-        name_(absl::StrCat("node", index)),
-        random_(sim::Mix(world->plan().seed, 50 + static_cast<uint64_t>(index))) {}
+  Node(World* world, int index);
   ~Node() override;
 
   int index() const { return index_; }
@@ -113,6 +121,7 @@ class Node : public EngineObserver {
   const int index_;
   const std::string name_;
   sim::Random random_;
+  NodeClock clock_;
   bool stopping_ = false;
   bool cut_off_ = false;
   Instant reached_at_{};  // When it was last reconnected to etcd.

@@ -41,6 +41,7 @@ TEST(NodesSimulationTest, KeepsEveryPromiseForEverySeed) {
                            "resume not finished CHECKPOINT_DAMAGED",
                            "resume not finished RESUME_FAILED",
                            "resume not finished RESUME_INCOMPLETE",
+                           "resumed from a bucket",
                            "resumed from a checkpoint",
                            "state COMMITTED ",
                            "state ENDED ADMISSION_TIMEOUT",
@@ -59,7 +60,7 @@ TEST(NodesSimulationTest, KeepsEveryPromiseForEverySeed) {
   }
 }
 
-// Each seed broke a promise before that was mended; see docs/found_bugs.md.
+// Each seed broke a promise before that was mended.
 TEST(NodesSimulationTest, KeepsEveryPromiseForSeedsThatFailedOnce) {
   const std::vector<uint64_t> seeds = {637,
                                        648,

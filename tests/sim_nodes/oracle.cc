@@ -51,6 +51,15 @@ void Oracle::EtcdRestored(int64_t newest, int64_t last, const std::set<int64_t>&
   std::erase_if(told_damaged_, [&](int64_t sequence) { return !known_damaged.contains(sequence); });
 }
 
+void Oracle::RootLost(int64_t newest) {
+  newest_reported_ = last_published_ = newest;
+  reported_ = {newest};
+  damaged_.clear();
+  told_damaged_.clear();
+  lost_to_others_.clear();
+  removed_.erase(newest);
+}
+
 // ---- attempts
 
 void Oracle::TookEffect(int64_t attempt, int64_t acted_before, const std::string& by) {

@@ -46,6 +46,10 @@ class Oracle {
   // `known_damaged`: the marks of the backup and of the root. `newest`: the last attempt before the restore.
   void EtcdRestored(int64_t newest, int64_t last, const std::set<int64_t>& known_damaged);
 
+  // The root and etcd are lost, while no daemon and no rank lived; EtcdRestored was called. This is the newest
+  // checkpoint of the bucket, and is to be the next that a launch resumes from.
+  void RootLost(int64_t newest);
+
   // ---- attempts
   // All attempts are those of IdOf. A request was answered with OK: from then on earlier attempts are fenced.
   void TookEffect(int64_t attempt, int64_t acted_before, const std::string& by);

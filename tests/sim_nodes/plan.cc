@@ -42,7 +42,8 @@ constexpr const char* kNames[kOperationKinds] = {"launch",
 constexpr uint64_t kDamageStream = 21, kReadersStream = 50, kFollowedDamageStream = 809, kConflictStream = 70,
                    kFullStream = 909, kRegisterAnewStream = 1091, kHangNodeStream = 1261,
                    kSuspectStream = 2603, kRestoreStream = 1653, kPutBackStream = 1703,
-                   kPointersStream = 2997, kAbortStream = 3301, kPinStream = 3407, kForgetsStream = 3511;
+                   kPointersStream = 2997, kAbortStream = 3301, kPinStream = 3407, kForgetsStream = 3511,
+                   kUploadsStream = 342993, kClocksStream = 575345;
 
 void AddReaders(Plan* plan) {
   sim::Random random(sim::Mix(plan->seed, kReadersStream));
@@ -148,6 +149,17 @@ void AddForgetting(Plan* plan) {
   plan->forgets = random.Percent(40);
 }
 
+// Adds a bucket.
+void AddUploads(Plan* plan) {
+  sim::Random random(sim::Mix(plan->seed, kUploadsStream));
+  if (random.Percent(30)) plan->uploads = sim::UploadPlan::Some(random);
+}
+
+void AddClocks(Plan* plan) {
+  sim::Random random(sim::Mix(plan->seed, kClocksStream));
+  plan->clocks_apart = random.Percent(30);
+}
+
 void AddPointers(Plan* plan) {
   sim::Random random(sim::Mix(plan->seed, kPointersStream));
   if (!random.Percent(25)) return;
@@ -212,6 +224,7 @@ std::string Plan::ToString() const {
   };
   add(pointers, "pointers");
   add(forgets, "forgets");
+  add(clocks_apart, "clocks apart");
   percent(suspect, "suspect");
   percent(etcd.lost_requests, "lost requests");
   percent(etcd.lost_answers, "lost answers");
@@ -228,7 +241,7 @@ std::string Plan::ToString() const {
   percent(disk.conflict, "conflict");
   add(disk.shows_hangs, "hangs of one node");
   add(disk.has_records, "records");
-  return words;
+  return absl::StrCat(words, uploads.ToString());
 }
 
 Plan PlanOf(uint64_t seed) {
@@ -293,6 +306,8 @@ Plan PlanOf(uint64_t seed) {
   AddPointers(&plan);
   AddPins(&plan);
   AddForgetting(&plan);
+  AddUploads(&plan);
+  AddClocks(&plan);
   std::stable_sort(plan.operations.begin(), plan.operations.end(),
                    [](const Operation& x, const Operation& y) { return x.at < y.at; });
   return plan;

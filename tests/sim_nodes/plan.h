@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "storage/base/clock.h"
+#include "tests/sim/bucket_model.h"
 #include "tests/sim_nodes/shared_disk.h"
 #include "tests/testing/simulated_etcd.h"
 
@@ -65,11 +66,13 @@ struct Plan {
   bool subsets = false;  // Some saves are of some ranks only.
   bool skip = false;     // Some saves are skipped where there is no memory.
   bool short_timeouts = false;
-  bool readers = false;   // Ranks read older checkpoints all the time.
-  bool damage = false;    // Ranks find changed bytes and missing files of checkpoints.
-  bool pointers = false;  // Most saves name a pointer, and some re-saves do not.
-  bool forgets = false;   // Etcd forgets saves soon after their end.
-  int suspect = 0;        // Percentage of parts that a rank calls suspect.
+  bool readers = false;       // Ranks read older checkpoints all the time.
+  bool damage = false;        // Ranks find changed bytes and missing files of checkpoints.
+  bool pointers = false;      // Most saves name a pointer, and some re-saves do not.
+  bool forgets = false;       // Etcd forgets saves soon after their end.
+  int suspect = 0;            // Percentage of parts that a rank calls suspect.
+  bool clocks_apart = false;  // The dates of the nodes are hours apart.
+  sim::UploadPlan uploads;
   Duration length{};
   std::vector<Operation> operations;  // Sorted by time.
 

@@ -119,6 +119,14 @@ void Rank::Join() {
   if (static_cast<int>(local.size()) < launch_->world_size()) {
     for (int rank : local) request.add_local_ranks(rank);
   }
+  if (const sim::UploadPlan& uploads = world_.plan().uploads; uploads.every > 0) {
+    v1::UploadPolicy& policy = *request.mutable_upload();
+    policy.set_url("s3://bucket/run");
+    policy.set_every(uploads.every);
+    policy.set_keep_last(uploads.keep_last);
+    policy.set_evict_before_upload(uploads.evict_before_upload);
+    policy.set_no_restore(!uploads.restore);
+  }
   for (const SavingPtr& saving : savings_) {
     if (saving->seal_ok && saving->daemon != daemon_) *request.add_orphaned() = KeyOf(*saving);
   }

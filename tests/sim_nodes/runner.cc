@@ -18,9 +18,11 @@ std::string Report(uint64_t seed, const sim::Result& result) {
   for (Duration Etcd::*time : {&Etcd::longest_way, &Etcd::latest_event, &Etcd::lease_patience})
     simplifications.push_back([time](Plan& plan) { plan.etcd.*time = Etcd().*time; });
   for (bool Plan::*choice : {&Plan::resaves, &Plan::overlap, &Plan::subsets, &Plan::skip,
-                             &Plan::short_timeouts, &Plan::damage, &Plan::pointers})
+                             &Plan::short_timeouts, &Plan::damage, &Plan::pointers, &Plan::clocks_apart})
     simplifications.push_back([choice](Plan& plan) { plan.*choice = false; });
   simplifications.push_back([](Plan& plan) { plan.suspect = 0; });
+  simplifications.push_back([](Plan& plan) { plan.uploads.faults = 0; });
+  simplifications.push_back([](Plan& plan) { plan.uploads = {}; });
   return sim::ReportCase<Plan>(PlanOf(seed), result, "//tests/sim_nodes:soak", RunPlan, simplifications);
 }
 

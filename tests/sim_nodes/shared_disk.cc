@@ -11,6 +11,7 @@
 #include "storage/commit/checkpoint/scan.h"
 #include "storage/commit/shared/shared_scan.h"
 #include "storage/commit/steps/commit_rules.h"
+#include "tests/sim_nodes/shared_bucket.h"
 
 namespace ckptd::sim_nodes {
 
@@ -64,6 +65,45 @@ int64_t SharedDisk::PutBack(uint64_t which) {
   put_back_.insert(sequence);
   oracle_->PutBack(sequence);
   return sequence;
+}
+
+SharedDisk::CheckpointPtr SharedDisk::Find(const std::string& tag) const {
+  const auto found = names_.tags.find(tag);
+  return found == names_.tags.end() ? nullptr : found->second;
+}
+
+SharedDisk::CheckpointPtr SharedDisk::FindAsSeenBy(const std::string& node, const std::string& tag) {
+  const Names view = View(node);
+  const auto found = view.tags.find(tag);
+  return found == view.tags.end() ? nullptr : found->second;
+}
+
+absl::Status SharedDisk::PutIn(const std::string& node, const CheckpointPtr& copy, int64_t term) {
+  if (term < highest_term_) return ErrnoError(ENOENT, absl::StrCat("the directory of term ", term));
+  const std::string& tag = copy->summary.tag();
+  if (names_.tags.contains(tag) || names_.half_removed.contains(tag) || foreign_.contains(tag))
+    return MakeError(absl::StatusCode::kAlreadyExists, reason::kTagTaken, tag);
+  Checkpoint whole = *copy;
+  whole.inode = next_inode_++;
+  Remember(node);
+  names_.tags[tag] = std::make_shared<const Checkpoint>(std::move(whole));
+  return absl::OkStatus();
+}
+
+void SharedDisk::Lose() {
+  names_ = {};
+  past_.clear();
+  foreign_.clear();
+  records_.clear();
+  manifests_.clear();
+  damaged_.clear();
+  pointers_.clear();
+  newest_pointed_.clear();
+  removed_.clear();
+  put_back_.clear();
+  record_.clear();
+  pin_record_.clear();
+  highest_term_ = first_term_ = 0;
 }
 
 std::map<int64_t, std::string> SharedDisk::put_back() const {
@@ -325,6 +365,7 @@ absl::StatusOr<SharedRootIo::Published> SharedDisk::Publish(const std::string& n
   }
   names_.tags[save.tag] = std::make_shared<const Checkpoint>(std::move(checkpoint));
   oracle_->Published({oracle_->IdOf(publication.attempt), save.tag, publication.ordinal}, summary, contents);
+  if (bucket_ != nullptr) bucket_->model().OnPublished(save.tag, save.sequence);
   if (Hits(faults_.lost_publish)) return ErrnoError(EIO, "syncing the root");
   return SharedRootIo::Published();
 }
@@ -364,6 +405,7 @@ absl::StatusOr<bool> SharedDisk::Remove(const std::string& node, const std::stri
     std::map<int64_t, std::string> left;
     for (const auto& [other, checkpoint] : names_.tags) left[checkpoint->summary.sequence()] = other;
     oracle_->Removed(tag, sequence, left, /*replaced=*/inode == 0);
+    if (bucket_ != nullptr && inode != 0) bucket_->OnEvicted(*removed_[sequence]);
     // By retention. A node whose names are old may have written the file a moment ago, and damage moves it
     // back.
     for (const auto& [name, names] : pointers_) {

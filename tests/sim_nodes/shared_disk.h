@@ -32,6 +32,8 @@
 
 namespace ckptd::sim_nodes {
 
+class SharedBucket;
+
 // Percentages of requests, while faults are on.
 struct SharedDiskFaults {
   int slow = 0;          // They take up to four seconds longer.
@@ -109,6 +111,18 @@ class SharedDisk {
     const std::set<int64_t> there = Sequences();
     std::erase_if(newest_pointed_, [&there](const auto& pointer) { return !there.contains(pointer.second); });
   }
+  // What is at the tag; null: nothing. Of a tag that has a checkpoint, as all nodes will see it.
+  CheckpointPtr Find(const std::string& tag) const;
+  // As above, as this node sees it now.
+  CheckpointPtr FindAsSeenBy(const std::string& node, const std::string& tag);
+  bool IsDamaged(int64_t sequence) const { return damaged_.contains(sequence); }
+  bool WasPutBack(int64_t sequence) const { return put_back_.contains(sequence); }
+  // A coordinator's copy from elsewhere gets its tag, unless a later term has begun.
+  absl::Status PutIn(const std::string& node, const CheckpointPtr& copy, int64_t term);
+  // What is told of checkpoints that are published and removed. May be null; must outlive it.
+  void SetBucket(SharedBucket* bucket) { bucket_ = bucket; }
+  // An empty disk takes its place. No daemon lives.
+  void Lose();
   // Whether all removals that have begun have ended.
   bool removals_ended() const { return names_.half_removed.empty(); }
 
@@ -162,6 +176,7 @@ class SharedDisk {
   sim::Random random_;
   sim::Schedule* const schedule_;
   Oracle* const oracle_;
+  SharedBucket* bucket_ = nullptr;
   bool faulty_ = true;
   Instant hangs_until_, last_hang_ends_;
   std::map<std::string, Instant> node_hangs_until_;

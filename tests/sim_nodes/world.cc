@@ -25,6 +25,8 @@ using std::chrono::seconds;
 // admission of a save (20 s) and for its seals (60 s), a lost node's grace period, and the time of old names
 // may follow one another, for three saves of a rank in turn.
 constexpr Duration kSettleTimeout = seconds(600);
+// An upload that has failed may be tried again minutes later.
+constexpr Duration kSettleUploadsTimeout = seconds(3600);
 constexpr int64_t kMaxSteps = 3'000'000;
 constexpr Duration kOperatorLooks = seconds(20);
 constexpr Duration kLongestStop = seconds(25);  // Drain takes no longer than its timeout.
@@ -60,6 +62,11 @@ World::World(const Plan& plan, bool trace)
       disk_(std::make_unique<SharedDisk>(plan.disk, sim::Mix(plan.seed, 3), &schedule_, &oracle_)) {
   oracle_.SetKept(plan_.kept);
   oracle_.SetHolds([this](int node) { return nodes_[static_cast<size_t>(node)]->holds_registration(); });
+  if (plan_.uploads.every > 0) {
+    bucket_ = std::make_unique<SharedBucket>(disk_.get(), plan_.uploads, sim::Mix(plan.seed, 4), &schedule_,
+                                             &oracle_, [this](const std::string& what) { Trace(what); });
+    disk_->SetBucket(bucket_.get());
+  }
   for (int i = 0; i < plan_.nodes; ++i) nodes_.push_back(std::make_unique<Node>(this, i));
 }
 
@@ -161,9 +168,19 @@ void World::BeginRestore(bool in_good_order, uint64_t which) {
 void World::RestoreEtcd(uint64_t which) {
   KillLiving();  // Also ranks that were launched while the daemons ended.
   for (const auto& node : nodes_) node->Kill();
-  int64_t revision = 0, newest = 0, last = 0;
+  int64_t revision = 0;
+  etcd_->WithModel([&](EtcdModel& model) { revision = ChooseBackup(model, which); });
+  RestoreEtcdAt(revision);
+  schedule_.After(kStaleness + seconds(1), [this] {
+    restoring_ = false;
+    for (const auto& node : nodes_) node->Start();
+  });
+  schedule_.After(kOperatorLooks, [this] { ResolveUnknown(); });
+}
+
+void World::RestoreEtcdAt(int64_t revision) {
+  int64_t newest = 0, last = 0;
   etcd_->WithModel([&](EtcdModel& model) {
-    revision = ChooseBackup(model, which);
     const LedgerKeys keys(absl::StrCat("/ckptd/runs/", SimSharedFiles::kRunId, "/"));
     for (const auto& event : model.Events("/ckptd/runs/", "/ckptd/runs0", 1)) {
       const int64_t attempt = keys.AttemptOf(event.kv().key());
@@ -184,11 +201,7 @@ void World::RestoreEtcd(uint64_t which) {
   }
   disk_->EndTerms();
   oracle_.EtcdRestored(newest, last, disk_->RecordedDamage());
-  schedule_.After(kStaleness + seconds(1), [this] {
-    restoring_ = false;
-    for (const auto& node : nodes_) node->Start();
-  });
-  schedule_.After(kOperatorLooks, [this] { ResolveUnknown(); });
+  if (bucket_ != nullptr) bucket_->EtcdRestored(disk_->newest());
 }
 
 // Settles saves with an unknown outcome, as an operator does. One cause is a save of the backup that had
@@ -385,7 +398,8 @@ bool World::RunUntil(Duration until, const std::function<bool()>& done) {
 }
 
 bool World::Settle(const char* what, const std::function<bool()>& done) {
-  if (!RunUntil(schedule_.elapsed() + kSettleTimeout, done) && oracle_.violation().empty())
+  const Duration timeout = bucket_ == nullptr ? kSettleTimeout : kSettleUploadsTimeout;
+  if (!RunUntil(schedule_.elapsed() + timeout, done) && oracle_.violation().empty())
     oracle_.Violated(absl::StrCat(what, " did not end", Activity()));
   return oracle_.violation().empty();
 }
@@ -397,6 +411,7 @@ void World::End() {
   if (!Settle("the restore of etcd", [this] { return !restoring_; })) return;
   disk_->EndFaults();
   etcd_->EndFaults();
+  if (bucket_ != nullptr) bucket_->model().EndFaults();
   etcd_->SetFull(false);
   disk_->HangUntil(schedule_.clock().Now());
   for (const auto& node : nodes_) {
@@ -453,7 +468,37 @@ void World::End() {
   if (!Settle("the end of the last ranks", nothing_is_left)) return;
   if (!Settle("the end of all removals", [this] { return disk_->removals_ended(); })) return;
   if (const std::string wrong = disk_->CheckPointers(); !wrong.empty()) return oracle_.Violated(wrong);
+  if (!CheckBucket()) return;
   CheckHistory();
+  LoseDiskAndEtcd();
+}
+
+// Checks that the bucket has, in the end, what it is to have, and nothing else.
+bool World::CheckBucket() {
+  if (bucket_ == nullptr) return true;
+  if (Settle("the uploads", [this] { return bucket_->Leftovers().empty(); })) return true;
+  Trace("in the bucket:", bucket_->Leftovers());
+  return false;
+}
+
+// The next launch must go on from the newest checkpoint of the bucket.
+void World::LoseDiskAndEtcd() {
+  if (!plan_.uploads.restore || bucket_->model().Newest() == 0 || !oracle_.violation().empty()) return;
+  for (const auto& node : nodes_) node->Kill();
+  disk_->Lose();
+  RestoreEtcdAt(1);
+  oracle_.RootLost(bucket_->model().Newest());
+  Trace("disk and etcd are lost; the bucket has sequence ", bucket_->model().Newest());
+  for (const auto& node : nodes_) node->Start();
+  auto next = std::make_shared<Launch>();
+  next->id = "after the loss";
+  next->seed = sim::Mix(plan_.seed, 8);
+  for (int node = 0; node < plan_.nodes; ++node) next->nodes.push_back(node);
+  LaunchJob(next);
+  if (!Settle("the launch after the loss", [this] { return RanksAreIdle(); })) return;
+  if (Living().size() != next->nodes.size())
+    return oracle_.Violated("ranks of the launch after the loss have ended");
+  Count("resumed from a bucket");
 }
 
 // Checks that a daemon that starts lists the checkpoints that were put back, unless retention removes them by

@@ -17,6 +17,7 @@
 #include "tests/sim/schedule.h"
 #include "tests/sim_nodes/oracle.h"
 #include "tests/sim_nodes/plan.h"
+#include "tests/sim_nodes/shared_bucket.h"
 #include "tests/sim_nodes/shared_disk.h"
 #include "tests/testing/etcd_model.h"
 #include "tests/testing/simulated_etcd.h"
@@ -52,6 +53,7 @@ class World {
   Oracle& oracle() { return oracle_; }
   SimulatedEtcd& etcd() { return *etcd_; }
   SharedDisk& disk() { return *disk_; }
+  SharedBucket* bucket() { return bucket_.get(); }  // Null: nothing is uploaded.
   Node& node(int index) { return *nodes_[static_cast<size_t>(index)]; }
   bool ending() const { return ending_; }  // Start nothing new.
   // Whether etcd has recorded that all ranks of the attempt have read this checkpoint. `attempt`: as in etcd.
@@ -78,12 +80,15 @@ class World {
   void StartDaemon(Node& node);
   void BeginRestore(bool in_good_order, uint64_t which);
   void RestoreEtcd(uint64_t which);
+  // From a backup of this revision. No daemon and no rank lives.
+  void RestoreEtcdAt(int64_t revision);
   void ResolveUnknown();
   int64_t ChooseBackup(EtcdModel& model, uint64_t which) const;
   bool RunUntil(Duration until, const std::function<bool()>& done);
   bool Settle(const char* what, const std::function<bool()>& done);
   void End();
-  void CheckLastSave();
+  bool CheckBucket();
+  void LoseDiskAndEtcd();
   void CheckHistory();
   // A change of the root that no daemon made, or a restore of etcd.
   struct RootChange {
@@ -111,6 +116,7 @@ class World {
   sim::Result result_;
   std::unique_ptr<SimulatedEtcd> etcd_;
   std::unique_ptr<SharedDisk> disk_;
+  std::unique_ptr<SharedBucket> bucket_;
   std::vector<std::unique_ptr<Node>> nodes_;
   std::vector<std::shared_ptr<Rank>> ranks_;
   std::shared_ptr<Launch> newest_launch_;
