@@ -17,7 +17,7 @@ def main() -> int:
     parser.add_argument(
         "--only", metavar="NAME", action="append", help="these cases alone, such as 'lightning_*'; the page is not written"
     )
-    parser.add_argument("--update", action="store_true", help="with --only: write the rows of these cases, and keep the others")
+    parser.add_argument("--update", action="store_true", help="with --only: write the lines of these cases, and keep the others")
     parser.add_argument("--upstream", action="store_true", help="run the tests of other projects instead, and write their rows")
     options = parser.parse_args()
     if options.upstream:

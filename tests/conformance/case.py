@@ -35,7 +35,7 @@ class Lost(AssertionError):
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One row of docs/conformance.md."""
+    """One line of docs/conformance.md."""
 
     name: str
     area: str  # A heading of the page.
