@@ -18,8 +18,10 @@ BEGIN, END = "<!-- tools/bench compare: begin -->", "<!-- tools/bench compare: e
 
 def write(root: pathlib.Path, comparisons: List[Comparison], disk: pathlib.Path) -> None:
     """comparisons: of all workloads. disk: a folder on the one that was measured."""
-    tables = [f"{report.caption(each)}\n\n{report.markdown(each, report.COLUMNS)}" for each in comparisons]
-    replace_figures(root / PERFORMANCE, "\n\n".join([report.describe_machine(disk), *tables]))
+    table = report.markdown(comparisons[0], report.COLUMNS)  # The picture has the figures of the others.
+    captions = [report.caption(each) for each in comparisons]
+    pieces = [report.describe_machine(disk), captions[0], table, *captions[1:]]
+    replace_figures(root / PERFORMANCE, "\n\n".join(pieces))
     plot(comparisons, root / PICTURE)
     subprocess.run([sys.executable, str(root / "docs/pictures.py")], check=True)  # The README's timeline has their figures.
 
