@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Draws the pictures of the README and of docs/architecture.md, and writes the tables of steps beside them.
+"""Draws the pictures of the README and of docs/architecture.md, and writes the lists of steps beside them.
 
-docs/pictures.py            writes timeline.svg, layers.svg, save.svg, restore.svg, the tables and the README's alt text
+docs/pictures.py            writes timeline.svg, layers.svg, save.svg, restore.svg, the lists of steps and the README's alt text
 docs/pictures.py --check    writes nothing; exits 1 and names what is out of date (tests/docs/test_pictures.py)
 
-A step has one place in the picture and one row in its table: both come from the lists below. The timeline has the
+A step has one place in the picture and one line in its list: both come from the lists below. The timeline has the
 figures of docs/performance.md, where `tools/bench compare --docs` puts them.
 """
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 import pathlib
 import re
 import sys
+import textwrap
 from html import escape
 from typing import Dict, List, NamedTuple, Sequence, Tuple
 
@@ -27,7 +28,7 @@ class Step(NamedTuple):
     source: str
     target: str  # The source again: it works by itself.
     words: str  # In the picture.
-    what: str  # In the table.
+    what: str  # In the list.
     files: Tuple[str, ...]
 
 
@@ -533,11 +534,13 @@ def timeline_image() -> str:
     return f"![One save ({saved}): how long training stands still, and when it is durable. {said}](docs/timeline.svg)"
 
 
-def table(steps: Sequence[Step]) -> str:
-    rows = ["| step | thread | what happens | where |", "| --- | --- | --- | --- |"]
+def steps_list(steps: Sequence[Step]) -> str:
+    """The steps as a list, with the thread and the files of each."""
+    rows = []
     for number, step in enumerate(steps, 1):
         where = ", ".join(f"`{file}`" for file in step.files)
-        rows.append(f"| {number} | {step.source} | {step.what} | {where} |")
+        row = f"{number}. *{step.source}*: {step.what} ({where})"
+        rows.append(textwrap.fill(row, 118, subsequent_indent="   ", break_long_words=False, break_on_hyphens=False))
     return "\n".join(rows)
 
 
@@ -561,7 +564,7 @@ def outputs() -> Dict[pathlib.Path, str]:
         DOCS / "layers.svg": layers(),
         DOCS / "save.svg": sequence("A save, step by step", SAVE),
         DOCS / "restore.svg": sequence("A restore, step by step", RESTORE),
-        page: filled(page, {name: table(steps) for name, steps in SEQUENCES.items()}),
+        page: filled(page, {name: steps_list(steps) for name, steps in SEQUENCES.items()}),
     }
 
 

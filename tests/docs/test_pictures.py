@@ -1,4 +1,4 @@
-"""The pictures of the README and of docs/architecture.md, and the tables of steps, are what docs/pictures.py makes."""
+"""The pictures of the README and of docs/architecture.md, and the lists of steps, are what docs/pictures.py makes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ sys.path.insert(0, str(DOCS))
 import pictures  # noqa: E402
 
 
-def test_pictures_and_tables_are_up_to_date() -> None:
+def test_pictures_and_lists_are_up_to_date() -> None:
     run = subprocess.run(
         [sys.executable, str(DOCS / "pictures.py"), "--check"], capture_output=True, text=True, timeout=60
     )
