@@ -321,7 +321,7 @@ def test_alert_fires_on_its_series_and_not_in_good_times(rule: dict[str, Any], t
 def test_every_alert_has_its_line_in_operations_md() -> None:
     operations = (ROOT / "docs/operations.md").read_text()
     section = operations.split("### Alerts", 1)[1].split("\n### ", 1)[0]
-    rows = re.findall(r"^\| `(Ckptd\w+)` \| (.+) \|$", section, re.MULTILINE)
+    rows = re.findall(r"^- `(Ckptd\w+)`: (.+(?:\n  .+)*)$", section, re.MULTILINE)
     assert [name for name, _ in rows] == [rule["alert"] for rule in RULES]
     assert all(len(what.split()) >= 3 for _, what in rows)
     assert all(rule["labels"]["severity"] in ("critical", "warning", "info") for rule in RULES)

@@ -243,7 +243,7 @@ def test_the_table_has_the_codes_that_the_code_uses() -> None:
 def test_the_metrics_are_the_ones_that_operations_md_lists() -> None:
     exported = set(re.findall(r'"(ckptd_[a-z_]+)"', (ROOT / "daemon/metrics/metrics.cc").read_text()))
     operations = (ROOT / "docs/operations.md").read_text()
-    listed = set(re.findall(r"^\| `(ckptd_[a-z_]+)` \|", operations, re.MULTILINE))
+    listed = set(re.findall(r"^- `(ckptd_[a-z_]+)`: ", operations, re.MULTILINE))
     assert exported == listed
 
 
