@@ -20,17 +20,17 @@
 
 namespace ckptd {
 
-// Joins what a scan of the root shows, what etcd calls committed, and which removals are decided: this node
-// may see an old state of the root, and is told of each of the three at another time. Lives over all
-// registrations of the node. Used on one thread.
+// Merges three sources, each of which may be behind the others: the last scan of the root, the saves that etcd
+// has as committed, and the removals that are decided. Lives over all registrations of the node. Used on one
+// thread.
 class CheckpointList {
  public:
   // A checkpoint whose removal is decided, until that decision is over and this node cannot see the directory
   // any more.
   struct Removal {
     ledger::v1::Evicting decision;
-    std::string value;     // Of its key.
-    int64_t revision = 0;  // Of etcd, at which the key was given that value.
+    std::string value;     // The value of its key,
+    int64_t revision = 0;  // and etcd's revision at which the key got it.
     std::string tag;       // Empty: not known.
     std::optional<Instant> over_since;
     bool hidden = false;  // A scan has shown the checkpoint, and the list leaves it out.
@@ -44,7 +44,7 @@ class CheckpointList {
     std::function<void(const std::string& message)> noticed;
     std::function<void()> root_changed;
   };
-  // `visibility`: for how long this node may not see what another one has done in the root.
+  // `visibility`: how late this node may see changes that another node has made in the root.
   CheckpointList(Clock* clock, Duration visibility, Hooks hooks)
       : clock_(clock), longest_look_(visibility + std::chrono::seconds(2)), hooks_(std::move(hooks)) {}
 
@@ -65,7 +65,7 @@ class CheckpointList {
   // ---- scans
 
   // Whether the scan that began at `begun` may have missed a checkpoint because this node sees names late.
-  // False once it would see them: another program has removed the checkpoint.
+  // False once that time is over: another program has removed the missing checkpoint.
   bool IsStale(const RootSnapshot& root, Instant begun);
   // Takes the checkpoints whose removal is decided out of `root`, and sets root->leaving.
   void Apply(RootSnapshot* root);
@@ -76,8 +76,7 @@ class CheckpointList {
   int64_t latest_begin_us() const { return latest_begin_us_; }
   bool IsBeingRemoved(int64_t sequence) const { return removals_.contains(sequence); }
   const std::map<int64_t, Removal>& removals() const { return removals_; }
-  // The checkpoints that retention may count, as this node knows it: others may be removed without this node
-  // knowing of it.
+  // The checkpoints that retention may count, as far as this node knows.
   std::shared_ptr<const std::set<int64_t>> sequences();
   std::shared_ptr<const EndedRemovals> ended_removals() const { return ended_removals_; }
 
@@ -90,15 +89,15 @@ class CheckpointList {
   int64_t MissingIn(const RootSnapshot& root) const;
 
   Clock* const clock_;
-  const Duration longest_look_;  // For a checkpoint that etcd knows: longer than names may be seen late.
+  const Duration longest_look_;  // For a checkpoint that etcd knows; longer than `visibility`.
   const Hooks hooks_;
-  // What etcd calls committed, or a scan has shown, and is not being removed: tags by sequence. And since
-  // when the newest of them has been missing in the root, as this node sees it.
+  // Tags by sequence: the checkpoints that etcd has as committed or a scan has shown, and that are not being
+  // removed. missing_: one that the root lacks, as this node sees it, and since when.
   std::map<int64_t, std::string> known_;
   std::optional<std::pair<int64_t, Instant>> missing_;
-  std::shared_ptr<const std::set<int64_t>> sequences_;  // Of known_; null: not made since that has changed.
-  std::map<int64_t, std::string> shown_;                // What Apply left of the last scan: tags by sequence.
-  std::map<int64_t, Removal> removals_;                 // By sequence, as any registration was told.
+  std::shared_ptr<const std::set<int64_t>> sequences_;  // The keys of known_; null: known_ has changed since.
+  std::map<int64_t, std::string> shown_;                // The last scan after Apply: tags by sequence.
+  std::map<int64_t, Removal> removals_;                 // By sequence; kept across registrations.
   bool removals_known_ = false;
   const std::shared_ptr<EndedRemovals> ended_removals_ = std::make_shared<EndedRemovals>();
   int64_t latest_begin_us_ = 0;

@@ -1,4 +1,4 @@
-// What operators ask of a run and only its coordinator carries out: from any node, through etcd.
+// Operators' requests that only a run's coordinator carries out, sent from any node through etcd.
 #ifndef CKPTD_DAEMON_CLUSTER_COORDINATOR_REQUESTS_H_
 #define CKPTD_DAEMON_CLUSTER_COORDINATOR_REQUESTS_H_
 
@@ -27,10 +27,9 @@
 namespace ckptd {
 
 // Sends this node's requests, and, while this node leads, serves those of all nodes. A request has a key
-// under its node's lease, so that it ends with its node's registration. Later requests use the keys of
-// answered ones, so that a node has as many keys as it ever had requests at once. A coordinator that ends
-// before it has answered leaves the request to the next one: so a request may be carried out twice, and must
-// allow for that. Used on one thread.
+// under its node's lease, so that it ends with its node's registration. Keys of answered requests are reused:
+// a node has as many keys as it ever had requests in flight. The next coordinator serves what an earlier one
+// has not answered, so a request may be carried out twice, and must be idempotent. Used on one thread.
 class CoordinatorRequests {
  public:
   using Request = ledger::v1::CoordinatorRequest;
@@ -54,18 +53,18 @@ class CoordinatorRequests {
   // `etcd` and `clock` must outlive it.
   CoordinatorRequests(Etcd* etcd, Clock* clock, Options options, Hooks hooks);
 
-  // The present registration; null: none. Requests that etcd has get LEDGER_UNAVAILABLE then; others are sent
-  // with the next registration.
+  // The present registration; null: none. On null, requests that etcd has fail with LEDGER_UNAVAILABLE; the
+  // others are sent with the next registration.
   void SetNode(const NodeIdentity* node);
-  // This node leads; null: not any more.
+  // This node's leadership; null: it does not lead.
   void SetLeadership(const CompareAndSwap::Held* leadership);
   void OnTick();
   bool idle() const { return pending_.empty(); }
 
-  // Answers with the coordinator's answer, or its error. There is no deadline while a coordinator is known:
-  // it may have to wait for readers. LEDGER_UNAVAILABLE if none is for as long as the patience: then nothing
-  // was done. Also if etcd does not answer for that long, or if this node's registration ends: then it was
-  // done, or is, or not.
+  // Answers with the coordinator's answer, or its error. There is no deadline while a coordinator is known,
+  // because it may have to wait for readers. LEDGER_UNAVAILABLE if no coordinator is known for the patience: the
+  // request was not carried out. LEDGER_UNAVAILABLE also if etcd does not answer for that long, or this node's
+  // registration ends: the request may or may not be carried out.
   void Ask(Request request, Done done);
 
  private:

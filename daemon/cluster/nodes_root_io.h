@@ -30,9 +30,9 @@ class NodesReading {
   // Remembers the highest sequence, term and attempt in the root. Takes the checkpoints whose removal is
   // decided out of `root`, and marks those that are damaged.
   virtual void ApplyDecided(RootSnapshot* root) = 0;
-  // Whether the scan lacks a checkpoint that etcd calls committed, because names may be stale: scan again
-  // then. `begun`: when the scan began, by Now(). False for a scan that began when names were stale no
-  // longer: another program has taken the checkpoint away.
+  // Whether the scan lacks a committed checkpoint because names may be stale: scan again then. `begun`: when
+  // the scan began, by Now(). False if names could no longer be stale then: another program has removed the
+  // checkpoint.
   virtual bool IsStale(const RootSnapshot& root, Instant begun) = 0;
   virtual Instant Now() const = 0;
   // Runs `look` a little later.

@@ -47,11 +47,11 @@
 
 namespace ckptd {
 
-// Owns what one node asks of etcd for one run: its ledger, its side of the saves, its readers, and, while it
-// leads, what the coordinator does. All of that belongs to one registration of the node: a new one
-// begins it anew, and continues the saves that have not ended (what was admitted and not sealed is lost
-// then). If a part of it cannot go on, it asks for a new registration: what was promised in the name of the
-// present one would still count, and a part that began anew in the same name would not know it.
+// Owns the parts of one node that use etcd for one run: the ledger, the node's side of the saves, its readers,
+// and, while it leads, the coordinator. They belong to one registration of the node. A new registration makes
+// them anew, and continues the saves that have not ended, except those that were admitted and not sealed: these
+// are lost. If a part fails, it needs a new registration, too: promises that it has made under the present one
+// still count, and a new part would not know them.
 class NodesRun : public Authority, public NodesReading, public SharedUploads {
  public:
   struct Options {
@@ -68,29 +68,29 @@ class NodesRun : public Authority, public NodesReading, public SharedUploads {
     std::function<void(const absl::Status& why)> register_anew;
     // For the errors that ranks get while this node is not registered. May be null.
     LedgerCalls::WhyUnregistered why_unregistered;
-    // Logs what an operator must mend, and what is only to be known. May be null.
+    // Log problems that an operator must repair, and information. May be null.
     std::function<void(const std::string&message)> log_error = nullptr, log_info = nullptr;
   };
-  // `etcd`, `clock` and `files` must outlive it; `files` is that of the NodesRootIo that the engine gets.
+  // `etcd`, `clock` and `files` must outlive it; `files`: the same as of the engine's NodesRootIo.
   NodesRun(Etcd* etcd, Clock* clock, SharedFilesIo* files, Options options);
   ~NodesRun() override;
 
-  // For joins and saves from now on.
+  // Counts for joins and saves from now on.
   void SetBound(const UseBound& bound) { options_.bound = bound; }
 
-  // Whenever it changes; null: this node is not registered.
+  // Call it whenever the registration changes; null: this node is not registered.
   void SetNode(const NodeIdentity* node);
   // This node is about to end: ends the saves for which its files are not durable with NODE_LOST, on all
-  // nodes, which would else wait for its next daemon. `ended` runs when etcd says that all have ended, or at
-  // the deadline; never if this object is destroyed before. Call it once, before Resign: perhaps this node
-  // decides that itself.
+  // nodes, which would else wait for its next daemon. `ended` runs when etcd has the end of all of them, or at
+  // the deadline; never if this object is destroyed before. Call it once, before Resign: if this node
+  // coordinates, it ends them itself.
   void EndSaves(Instant deadline, absl::AnyInvocable<void()> ended) {
     saves_.EndAll(deadline, std::move(ended));
   }
   // Steps down, if this node leads, and is no candidate any more.
   void Resign(absl::AnyInvocable<void(absl::Status)> resigned);
   const std::string& path() const { return options_.path; }
-  // Its node; empty: none, or not known.
+  // The coordinator's node; empty: none, or not known.
   std::string coordinator() const {
     return election_ != nullptr && election_->has_leader() ? coordinator_name_ : "";
   }
@@ -175,9 +175,9 @@ class NodesRun : public Authority, public NodesReading, public SharedUploads {
 
  private:
   static constexpr Duration kLongestPause = std::chrono::minutes(5);
-  // For how long one operation of the file system may take before this node steps down. It doubles
-  // each time, up to the second, so that a file system that is only slow has a coordinator in the end; and is
-  // the first again when nothing has hung for as long as the second.
+  // How long one operation of the file system may take before this node steps down: kHang, doubled each time up
+  // to kLongestHang, so that a slow file system keeps a coordinator in the end; kHang again when nothing has
+  // hung for kLongestHang.
   static constexpr Duration kHang = std::chrono::minutes(1), kLongestHang = std::chrono::hours(1);
 
   absl::Status WhyUnregistered() const;
@@ -217,15 +217,15 @@ class NodesRun : public Authority, public NodesReading, public SharedUploads {
   bool started_ = false;
   std::string prefix_;  // Of the run's keys; empty until the root is open.
   SharedFilesIo::RunOfRoot root_;
-  // What the root has shown: the highest sequence and term in it, the sequence of the newest checkpoint, and
-  // the newest attempt that has saved one.
+  // The highest sequence and term seen in the root, the sequence of its newest checkpoint, and the newest attempt
+  // that has saved one.
   int64_t highest_ = 0, highest_term_ = 0, newest_ = 0, highest_attempt_ = 0;
   int64_t of_highest_attempt_ = 0;  // The newest checkpoint of that attempt.
-  // Of those, the newest checkpoint and the newest attempt when the root was compared last.
+  // newest_ and highest_attempt_ when the root was last compared with the run's root in etcd.
   int64_t bound_through_ = 0, bound_attempt_ = 0;
   std::optional<NodeIdentity> node_;
 
-  // From the opening of the root on.
+  // Null until the root is open.
   std::unique_ptr<NodesLedger> ledger_;
   std::unique_ptr<LedgerCalls> calls_;
   std::unique_ptr<NodesResume> resume_;
@@ -238,16 +238,16 @@ class NodesRun : public Authority, public NodesReading, public SharedUploads {
 
   // Of the present registration.
   std::unique_ptr<RunCoordinator> election_;
-  std::unique_ptr<EtcdMirror> condemned_;                  // The keys of damaged and of removed checkpoints.
-  absl::Status over_;                                      // Not OK: one of them has ended, by this.
-  absl::Status root_error_;                                // Not OK: the run waits, because of this.
-  std::optional<Instant> bind_again_;                      // If that may change.
-  std::unique_ptr<EtcdMirror> uses_;                       // Of all runs of the owner.
-  Instant registered_{};                                   // When this node was.
-  Backoff again_{std::chrono::seconds(1), kLongestPause};  // Between two wishes for a new one.
+  std::unique_ptr<EtcdMirror> condemned_;  // The keys of damaged and of removed checkpoints.
+  absl::Status over_;                      // Not OK: the error that has ended one of them.
+  absl::Status root_error_;                // Not OK: why the run waits.
+  std::optional<Instant> bind_again_;      // When to compare the root again, if root_error_ may change.
+  std::unique_ptr<EtcdMirror> uses_;       // The keys that all runs of the owner use.
+  Instant registered_{};                   // When this node was registered.
+  Backoff again_{std::chrono::seconds(1), kLongestPause};  // Between requests for a new registration.
 
   std::string coordinator_name_;
-  int64_t told_term_ = 0;  // To hooks_.coordinator_changed.
+  int64_t told_term_ = 0;  // The term that hooks_.coordinator_changed was last called with.
   std::unique_ptr<SaveCoordinator> coordinator_;
   std::unique_ptr<Evictions> evictions_;
   std::unique_ptr<UseCounter> counter_;
@@ -255,16 +255,16 @@ class NodesRun : public Authority, public NodesReading, public SharedUploads {
   // Of this leadership, for other threads: true once it has ended. Null: this node does not lead.
   std::shared_ptr<std::atomic<bool>> term_over_;
   Duration hang_ = kHang;
-  std::optional<Instant> hangs_since_;  // While this node is no candidate.
+  std::optional<Instant> hangs_since_;  // Since when; while this node is no candidate.
   bool idle_ = false;                   // The engine has no use for the run.
-  Instant last_hang_{};                 // When the last one was over.
+  Instant last_hang_{};                 // When the last hang was over.
 
   SavesOverRegistrations saves_;
   CheckpointList list_;
-  std::vector<std::pair<Instant, absl::AnyInvocable<void()>>> later_;  // That wait for their time.
+  std::vector<std::pair<Instant, absl::AnyInvocable<void()>>> later_;  // Work, with its due time.
 
   std::vector<HalfRemoved> half_removed_;
-  // That was not reported yet, and the policy of its ranks.
+  // The newest committed save that was not reported yet, and the policy of its ranks.
   std::optional<std::pair<int64_t, std::optional<storage::v1::RetentionPolicy>>> newest_committed_;
   CallbackScope callbacks_;
 };

@@ -22,9 +22,9 @@
 
 namespace ckptd {
 
-// When etcd has all ranks of an attempt that this node has joined, their nodes try the root together, beside what the
-// attempt does. All of them know from etcd who takes part, and judge alike, so they need no other agreement. Where all
-// have tried the root before, nothing is done. What cannot be tried is refused nothing. Used on one thread.
+// When etcd has all ranks of an attempt that this node has joined, their nodes try the root together, beside the work of
+// the attempt. All of them know the participants from etcd, and judge alike, so they need no other agreement. No trial
+// is made if all of them have tried the root before. An attempt whose trial cannot be made goes on. Used on one thread.
 class RootTrial {
  public:
   struct Options {
@@ -36,14 +36,14 @@ class RootTrial {
     // unsuitable() has changed.
     std::function<void()> changed;
     std::function<void(const std::string& message)> noticed;    // As Authority::Hooks::noticed.
-    std::function<void(const std::string& message)> succeeded;  // To be known only.
+    std::function<void(const std::string& message)> succeeded;  // Information for the log.
   };
   // `etcd`, `clock` and `files` must outlive it.
   RootTrial(Etcd* etcd, Clock* clock, SharedFilesIo* files, Options options, Hooks hooks);
   ~RootTrial() { *stop_ = true; }
 
-  // A rank of this node has joined the attempt, under this node's name. The first one of the newest attempt counts, and
-  // ends what an earlier attempt has tried and found.
+  // A rank of this node has joined the attempt. The first rank of a newer attempt ends the trial of the earlier one, and
+  // discards its result.
   void Joined(int64_t attempt, int world_size, const std::string& node);
   void OnTick();
 
@@ -62,15 +62,15 @@ class RootTrial {
   const Options options_;
   const Hooks hooks_;
 
-  // Of the newest attempt.
+  // The newest attempt.
   int64_t attempt_ = 0;
   int world_size_ = 0;
   std::string node_;
-  bool is_looking_ = false;  // For its nodes, until then.
-  bool asked_ = false;       // Etcd has not answered yet.
+  bool is_looking_ = false;  // The nodes of the attempt are not known yet; until look_until_.
+  bool asked_ = false;       // A listing is in flight.
   Instant look_until_{};
   Backoff look_again_;
-  // Of the trial that runs; for other threads.
+  // Ends the trial that runs; read by other threads.
   std::shared_ptr<std::atomic<bool>> stop_ = std::make_shared<std::atomic<bool>>(false);
   absl::Status unsuitable_;
   CallbackScope callbacks_;

@@ -26,9 +26,9 @@
 
 namespace ckptd {
 
-// Remembers what the engine has asked for each save that has begun here and has not ended, and asks it again
-// in each new registration. A save that was admitted and not sealed when a registration ended is lost. Used
-// on the engine's thread.
+// Remembers the engine's requests for each save that has begun here and has not ended, and repeats them in each
+// new registration. A save that was admitted and not sealed when a registration ended is lost. Used on the
+// engine's thread.
 class SavesOverRegistrations {
  public:
   struct Options {
@@ -81,7 +81,7 @@ class SavesOverRegistrations {
     awaited_ends_.push_back({save, std::move(ended)});
   }
 
-  // ---- what others ask
+  // ---- queries, and the end of this node
 
   // As NodesRun::EndSaves.
   void EndAll(Instant deadline, absl::AnyInvocable<void()> ended);
@@ -92,7 +92,7 @@ class SavesOverRegistrations {
   std::optional<ledger::v1::SaveState> Shown(int64_t sequence) const {
     return saves_ == nullptr ? std::nullopt : saves_->Shown(sequence);
   }
-  // As that of SharedSaves; 0 without a registration.
+  // As SharedSaves::revision; 0 without a registration.
   int64_t revision() const { return saves_ == nullptr ? 0 : saves_->revision(); }
 
  private:
@@ -105,8 +105,8 @@ class SavesOverRegistrations {
     std::optional<storage::v1::RetentionPolicy> retention;  // As that of Accept.
     bool admitted = false;                                  // The engine was told so.
     bool told_sealed = false;
-    absl::Status given_up;  // Not OK: the engine was told that it fails, by this.
-    bool released = false;  // And that its memory is its own again.
+    absl::Status given_up;  // Not OK: the error with which the engine was told that it fails.
+    bool released = false;  // The engine was told that no node counts on its memory.
     std::string digest;     // Not empty: durable.
     std::optional<absl::Status> failed;
   };

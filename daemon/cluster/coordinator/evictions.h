@@ -33,15 +33,14 @@ class Evictions {
   // The pointers must outlive it.
   Evictions(Etcd* etcd, Clock* clock, SharedRootIo* root, CheckpointReaders::Options options,
             CompareAndSwap::Held leadership);
-  // Answers removals under way with NOT_COORDINATOR: their checkpoints are removed or not.
+  // Answers removals under way with NOT_COORDINATOR: their checkpoints may have been removed.
   ~Evictions();
 
   // OK: the checkpoint is durably gone from its tag. Retries while nodes read the checkpoint, and while etcd
-  // or the file system does not answer; other errors end the removal. `damaged` and `listed`: the checkpoints
-  // that retention did not count, and those that it may have counted, when it decided that enough others are
-  // kept. Checkpoints that are being removed by Evict do not count. If a removal of this sequence is under
-  // way, this one begins when that one has ended. POINTED, PINNED, NO_CHECKPOINT: something in the root keeps
-  // the checkpoint, or it is not there; no removal was decided.
+  // or the file system does not answer; other errors end the removal. `damaged`: the checkpoints that retention
+  // did not count as kept; `listed`: those that it may have counted, except those that Evict is removing. If a
+  // removal of this sequence is under way, this one begins when that one has ended. POINTED, PINNED: something
+  // in the root keeps the checkpoint; NO_CHECKPOINT: it is not there. In these cases no removal was decided.
   void Evict(const std::string& tag, int64_t sequence, std::set<int64_t> damaged,
              std::shared_ptr<const std::set<int64_t>> listed, Done done);
   // For a checkpoint whose removal an earlier coordinator has begun, when etcd may have lost the decision.
@@ -86,8 +85,7 @@ class Evictions {
   const CompareAndSwap::Held leadership_;
   CheckpointReaders readers_;
   std::map<int64_t, Eviction> evictions_;  // By sequence.
-  // Checkpoints that retention has decided to remove under this coordinator, and that a listing may still
-  // have.
+  // Checkpoints whose removal this coordinator has decided for retention; a listing may still have them.
   const std::shared_ptr<std::set<int64_t>> leaving_ = std::make_shared<std::set<int64_t>>();
   bool term_begun_ = false;
   bool deciding_ = false;  // One at a time: each compares keys that another one would change.

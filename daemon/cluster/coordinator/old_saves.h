@@ -22,7 +22,7 @@ namespace ckptd {
 
 // Lives as long as this node leads. Removes the state, the index and the votes of a save in one transaction,
 // when the save has ended a while ago and a checkpoint with a higher sequence is there. A rank that asks for
-// the save later than that begins it anew: it is told that the other ranks are missing, or is fenced.
+// the save after that begins it anew, and gets RANKS_MISSING or FENCED.
 //
 // No late copy of a request brings the keys back. A new save takes the next sequence, and compares the last
 // one; all other requests compare the state, which must be there unchanged (CompareAndSwap).
@@ -55,7 +55,7 @@ class OldSaves {
   const CompareAndSwap::Held leadership_;
   const std::function<void(const absl::Status&)> lost_;
   std::map<int64_t, Ended> ended_;  // By sequence.
-  int64_t newest_checkpoint_ = 0;   // The highest sequence of one.
+  int64_t newest_checkpoint_ = 0;   // The highest sequence of a checkpoint.
   bool asking_ = false;
   Backoff backoff_;
   CallbackScope callbacks_;

@@ -160,7 +160,7 @@ class SaveCoordinator {
 
   std::map<int64_t, Save> saves_;  // By sequence: those that have not ended, as far as `states_` shows.
   std::unique_ptr<CheckpointPublication> publication_;
-  // Nodes of these saves by name, and registrations that had sealed parts by value.
+  // The nodes of these saves, by name, and the registrations that had sealed parts, by the value of their key.
   AbsentNodes absent_;
 
   bool states_known_ = false;

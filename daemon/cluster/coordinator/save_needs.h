@@ -1,5 +1,5 @@
-// Whether a decision may be due. The coordinator decides by transactions, because its watches may be old, and
-// does not want one for each vote.
+// Whether a decision may be due, as the watches show it. Each decision is a transaction, so the coordinator
+// makes none for a vote that decides nothing.
 #ifndef CKPTD_DAEMON_CLUSTER_COORDINATOR_SAVE_NEEDS_H_
 #define CKPTD_DAEMON_CLUSTER_COORDINATOR_SAVE_NEEDS_H_
 

@@ -51,11 +51,11 @@ class SaveWatch {
   // 0: none, or it is not known.
   int64_t active() const { return active_attempt_; }
   const EtcdMirror::Keys& nodes() const { return nodes_.keys(); }
-  // For a save whose attempt it knows.
+  // Call it if Knows(save.attempt()).
   SaveView View(int64_t sequence, const ledger::v1::SaveState& save) const;
-  // For a save whose attempt it knows. False: there is nothing to decide, because some nodes have not
-  // reported the next step, no node has rejected the save, and all nodes that have voted still have their
-  // registrations. Cheap, unlike View, which reads all ranks: hundreds of nodes vote one after the other.
+  // Likewise. False: there is nothing to decide, because some nodes have not reported the next step, no node
+  // has rejected the save, and all nodes that have voted still have their registrations. Cheap, unlike View,
+  // which reads all ranks: hundreds of nodes vote one after the other.
   bool VotesMayDecide(int64_t sequence, const ledger::v1::SaveState& save) const;
   size_t NodesOf(int64_t attempt) const;  // How many nodes have joined it.
   // The votes of nodes that still have the registration with which they voted.

@@ -44,7 +44,7 @@ class UnknownOutcomes {
   };
   // `run`: for messages.
   UnknownOutcomes(Tools tools, CompareAndSwap::Held leadership, std::string run, Hooks hooks);
-  // Answers waiting calls of Settle with NOT_COORDINATOR: the operator's statement counts or not.
+  // Answers waiting calls of Settle with NOT_COORDINATOR: the operator's statement may have been recorded.
   ~UnknownOutcomes();
 
   // Etcd shows a save that has ended with the reason INDETERMINATE.

@@ -49,7 +49,7 @@ class DamageKeys {
   // Etcd shows this value of `damaged/<sequence>`; null: there is no such key.
   void OnMark(int64_t sequence, const std::string* value);
 
-  // OK: the checkpoint is marked, and `changed` has run. Else as CheckpointDamage; LEDGER_UNAVAILABLE after
+  // OK: the checkpoint is marked, and `changed` has run. Errors of CheckpointDamage; LEDGER_UNAVAILABLE after
   // the patience.
   void Mark(const storage::v1::Damage& damage, Done marked);
   void Clear(int64_t sequence, Done cleared);

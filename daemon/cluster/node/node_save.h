@@ -45,7 +45,7 @@ class NodeSave {
   std::string WaitsFor() const;
 
   const Instant deadline;        // Of the admission.
-  const std::vector<int> ranks;  // That have something to save, by this node's ranks; empty: all.
+  const std::vector<int> ranks;  // Those that have something to save, as this node's ranks say; empty: all.
   // Sequence 0: not known yet. OPEN: this is a prepared save, whose sequence the save gets if all nodes vote
   // for it before another save gets the sequence.
   SharedSave save;
@@ -63,7 +63,7 @@ class NodeSave {
   bool asking = false;                  // A request is under way.
   // If set, the owner was told that the save fails with this error, and gets no later state.
   std::optional<absl::Status> given_up;
-  bool released = false;          // No promise of memory counts any more, and the owner was told so.
+  bool released = false;          // No node counts on this node's memory any more; the owner was told.
   bool refused = false;           // The ledger refuses this node's reports; the coordinator ends the save.
   bool rejection_counts = false;  // Etcd has recorded the rejection or the failure.
   bool was_known = false;         // Etcd had it in an earlier registration.

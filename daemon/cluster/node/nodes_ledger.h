@@ -96,7 +96,7 @@ class NodesLedger : public Ledger {
                             Answer<absl::Status> set) override {
     options_.set_retention(policy, std::move(set));
   }
-  // It was set, on any node.
+  // An operator has set the policy, on any node.
   void OnRetentionOverride(const std::optional<storage::v1::RetentionPolicy>& policy) {
     StoreRetentionOverride(policy, &record_);
   }

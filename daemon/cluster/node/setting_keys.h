@@ -1,4 +1,4 @@
-// What operators have set for a run, as this node knows it from etcd, and what is set on this node.
+// The operators' settings of a run: follows those in etcd, and writes those that are set on this node.
 #ifndef CKPTD_DAEMON_CLUSTER_NODE_SETTING_KEYS_H_
 #define CKPTD_DAEMON_CLUSTER_NODE_SETTING_KEYS_H_
 
@@ -46,7 +46,7 @@ class SettingKeys {
   struct Hooks {
     std::function<void(const std::string& tag, int64_t sequence, bool pinned)> pin_changed;
     std::function<void(const Policy&)> retention_changed;
-    // Once: this node has learnt all that had been set.
+    // Runs once, when this node knows all settings.
     std::function<void()> known;
     // Etcd refuses to show the settings: an error of EtcdMirror.
     std::function<void(const absl::Status& why)> ended;
@@ -57,10 +57,10 @@ class SettingKeys {
   // The present registration; null: none.
   void SetNode(const NodeIdentity* node);
   void OnTick() { calls_.OnTick(); }
-  // Whether this node has learnt, in this registration or an earlier one, all that had been set.
+  // Whether this node has known all settings, in this registration or an earlier one.
   bool known() const { return known_; }
 
-  // OK: all nodes comply from now on, and the hook has run on this one. Else as RunSettings;
+  // OK: all nodes comply from now on, and the hook has run on this one. Errors of RunSettings;
   // LEDGER_UNAVAILABLE after the patience.
   void SetPinned(const std::string& tag, int64_t sequence, bool pinned, Done set);
   void SetRetention(const Policy& policy, Done set);

@@ -116,7 +116,7 @@ class SharedSaves {
   std::optional<ledger::v1::SaveState> Shown(int64_t sequence) const;
   // Likewise, by its name: also a save that this node has not begun.
   std::optional<SharedSave> ShownAs(const SaveName& name) const;
-  // As that of EtcdMirror, of what Shown answers.
+  // Shown answers with etcd's state at this revision or a later one; 0: etcd has not shown the saves yet.
   int64_t revision() const { return states_.revision(); }
   void OnTick();  // Call it several times a second.
 

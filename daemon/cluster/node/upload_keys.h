@@ -27,8 +27,8 @@
 namespace ckptd {
 
 // The policy is written by the node of a launch's rank 0, the record by the coordinator alone. Follows both, and
-// keeps them across registrations. Used on one thread; answers come after the call has returned, except where it
-// says so.
+// keeps them across registrations. Used on one thread; answers come after the call has returned, unless a comment
+// says otherwise.
 class UploadKeys {
  public:
   using Done = absl::AnyInvocable<void(absl::Status)>;
@@ -48,7 +48,7 @@ class UploadKeys {
 
   // The present registration; null: none.
   void SetNode(const NodeIdentity* node);
-  // While this node coordinates; null: it does not.
+  // This node's leadership; null: it does not coordinate.
   void SetLeadership(const CompareAndSwap::Held* leadership);
   void OnTick() { calls_.OnTick(); }
 
@@ -57,19 +57,19 @@ class UploadKeys {
   // patience. May answer within the call.
   void SetPolicy(int64_t attempt, const storage::v1::UploadRecord& policy, Done set);
 
-  // What etcd has shown last, and could be read; it may have changed since.
+  // The last values of the keys that etcd has shown and that could be parsed; they may have changed since.
   const Known& shown() const { return shown_; }
   // Rises when shown() changes.
   int64_t version() const { return version_; }
   // What etcd has now. DATA_LOSS, reason CORRUPT_KEY, if a key is not what ckptd has written.
   void Read(absl::AnyInvocable<void(absl::StatusOr<Known>)> read);
-  // With a leadership; one call after the other. The run's last sequence is `sequences_above` at least from then
-  // on. NOT_COORDINATOR; errors of etcd_errors.h.
+  // Writes the record, and raises the run's last sequence to `sequences_above` if it is lower. Call it while this
+  // node leads, one call at a time. NOT_COORDINATOR; errors of etcd_errors.h.
   void Write(const ledger::v1::RunUploads& record, int64_t sequences_above, Done written);
 
  private:
   void OnKeys(const std::vector<std::string>& changed);
-  // One of the two keys: sets what it says in `known`, or leaves that as it is.
+  // Parses one of the two keys into `known`; after an error `known` is unchanged.
   absl::Status Take(const std::string& key, const std::string& value, Known* known) const;
 
   Etcd* const etcd_;
