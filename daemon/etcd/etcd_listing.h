@@ -16,7 +16,7 @@ struct EtcdListing {
 };
 
 // All pages show the same revision. If etcd is compacted between two pages, the listing starts over, three
-// times at most; then LEDGER_COMPACTED. `etcd` must live until the answer, or drop the answer.
+// times at most; then LEDGER_COMPACTED. If `etcd` is destroyed before the answer, it must drop it.
 void ListPrefix(Etcd* etcd, const std::string& prefix, const std::string& purpose,
                 Etcd::Answer<EtcdListing> answer, int64_t keys_per_page = 500);
 // The keys from `first`, which is not empty, up to but without `range_end` (as in etcdserverpb.RangeRequest).

@@ -74,7 +74,7 @@ class EtcdConnection : public std::enable_shared_from_this<EtcdConnection> {
   void Tried(const std::shared_ptr<Trial>& trial, const grpc::Status& status);
   void Adopt(Trial& trial);
 
-  const EtcdOptions options_;  // But for what is in credentials_.
+  const EtcdOptions options_;  // Except the credentials, which credentials_ has.
   EtcdCredentials credentials_;
   EtcdMembers members_;
   Clock* const clock_;

@@ -14,7 +14,7 @@
 
 namespace ckptd {
 
-// Calls and watches share it, because other members may take the place of these while they are under way.
+// Calls and watches share it, because the set of members may be replaced while they are in flight.
 struct EtcdMember {
   std::string endpoint;
   std::shared_ptr<grpc::Channel> channel;

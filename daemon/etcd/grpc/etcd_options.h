@@ -19,7 +19,7 @@ struct EtcdTls {
   std::string key_file;
 };
 
-// What a daemon shows to etcd, and what it trusts: what the files of EtcdTls hold, and the user.
+// The credentials of a daemon: the contents of the files of EtcdTls, and the user.
 struct EtcdCredentials {
   std::string ca = {}, certificate = {}, key = {};  // PEM.
   std::string user = {}, password = {};

@@ -30,9 +30,9 @@ struct CompareAndSwap {
   // The keys of each range, as found at one revision.
   using Found = std::vector<std::vector<etcdserverpb::KeyValue>>;
 
-  // A deletion between the reading and the write is detected of a range of one key. Of other ranges it is
-  // not, so a decision must stay right after one: their keys are deleted with their lease, or together with a
-  // single key that is among the ranges.
+  // A deletion between the read and the write is detected only in ranges of one key. In other ranges a decision
+  // must stay right after a deletion: their keys are deleted by the expiry of a lease, or together with a single
+  // key that is among the ranges.
   std::vector<Range> ranges;
   std::vector<Held> held;
   // Returns the operations to write; none: `found` needs no change. Runs again after each reading, and must

@@ -16,11 +16,11 @@ struct NodeIdentity {
   int64_t lease = 0;  // Keys under it are removed when this daemon has ended.
   // The node's key, and its value, which no other registration ever has: it contains the incarnation.
   std::string key, value;
-  // Of the lease, for other threads. Null: not known.
+  // When the lease ends, for other threads. Null: not known.
   std::shared_ptr<const LeaseEnd> lease_end = nullptr;
 
-  // The condition of all writes of this daemon: etcd still has its registration. Without that condition, a
-  // daemon that was paused for longer than its lease could write behind its successor's back.
+  // The condition of all writes of this daemon: etcd still has its registration. Without it, a daemon that was
+  // paused for longer than its lease could overwrite its successor's decisions.
   CompareAndSwap::Held Held() const;
   // The prefix of the keys of all nodes.
   std::string Siblings() const { return key.substr(0, key.size() - name.size()); }

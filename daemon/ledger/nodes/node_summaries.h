@@ -1,4 +1,4 @@
-// A few hundred bytes in etcd that say how each node is, so that an operator may ask any of them about all.
+// A summary of each node's state in etcd, a few hundred bytes, so that any node can answer for all.
 #ifndef CKPTD_DAEMON_LEDGER_NODES_NODE_SUMMARIES_H_
 #define CKPTD_DAEMON_LEDGER_NODES_NODE_SUMMARIES_H_
 
@@ -20,8 +20,8 @@ namespace ckptd {
 // The summary of a daemon, without its time: counts and states, and no names of roots or runs.
 v1::NodeSummary SummaryOf(const v1::Status& status);
 
-// Writes the summary of this node under its lease, and reads those of all nodes when an operator asks. Nobody
-// follows them, so that they cost etcd one small write each 10 s for each node on which something changes.
+// Writes the summary of this node under its lease, and reads those of all nodes when an operator asks. No node
+// watches them, so they cost etcd one small write each 10 s for each node on which something changes.
 // Used on the thread of its etcd.
 class NodeSummaries {
  public:

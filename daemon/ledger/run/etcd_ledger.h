@@ -115,7 +115,7 @@ class EtcdLedger {
   std::vector<JoinRound::Join> joins_;
   std::set<int64_t> joined_;     // Attempts that the processes of the last round joined.
   bool living_changed_ = false;  // Since the last round began.
-  bool living_unknown_ = false;  // What etcd has: the last round was not answered, or refused.
+  bool living_unknown_ = false;  // The last round was not answered, or was refused.
   bool round_under_way_ = false;
   Backoff round_backoff_{std::chrono::milliseconds(100), std::chrono::seconds(1)};
   std::set<std::string> ended_in_round_;

@@ -14,9 +14,8 @@ namespace ckptd {
 // ranks, all its processes live on other nodes, and none of them has this rank. Then the two launches are
 // probably parts of one job: the one that acts last would fence the other one, and wait for its ranks.
 //
-// The launch after another one looks the same if it begins while the other one lacks ranks, and all processes
-// of the other one still live. It no longer does once it was begun by a process whose rank is in the other
-// launch, too. So callers try again for a while.
+// A launch that follows an incomplete one with live processes looks the same, until a process joins it whose rank
+// the earlier launch has, too. So callers retry for a while.
 absl::Status CheckLaunchIsWhole(const RunState& state, const std::string& node, const Ledger::JoinSpec& spec);
 
 }  // namespace ckptd

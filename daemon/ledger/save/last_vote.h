@@ -1,4 +1,4 @@
-// The vote with which the last node that votes admits the save.
+// Votes for prepared saves: the last vote also admits the save.
 #ifndef CKPTD_DAEMON_LEDGER_SAVE_LAST_VOTE_H_
 #define CKPTD_DAEMON_LEDGER_SAVE_LAST_VOTE_H_
 

@@ -25,7 +25,8 @@
 namespace ckptd {
 
 // Answers come after the call has returned, and never after the destruction of this object. Errors:
-// NODE_REPLACED, and those of etcd_errors.h; then the change was made or not, and the call may be repeated.
+// NODE_REPLACED, and those of etcd_errors.h; after them the change may have been made, and the call may be
+// repeated.
 class SaveAdmission {
  public:
   template <typename T>
@@ -44,7 +45,7 @@ class SaveAdmission {
     int64_t ordinal = 0;          // Counts the saves of one tag in an attempt.
     std::vector<int> ranks = {};  // That have something to save, ascending; empty: all.
     Duration longest_wait = {};   // For its admission.
-    bool was_known = false;       // Etcd has had it: it is not proposed anew if etcd has it no more.
+    bool was_known = false;       // Etcd had it; do not propose it anew if etcd has lost it.
   };
 
   // `etcd` must outlive it.

@@ -23,7 +23,7 @@ namespace ckptd {
 // Used by the coordinator, which holds `leadership`. Each call may be made at any time and repeated, also by
 // the next coordinator: it makes its change if the conditions hold by now, and answers with the save's
 // present state. Answers come after the call has returned, and never after the destruction of this object.
-// Errors: NOT_COORDINATOR, and those of etcd_errors.h; then the change was made or not.
+// Errors: NOT_COORDINATOR, and those of etcd_errors.h; after them the change may have been made.
 class SavePublication {
  public:
   template <typename T>

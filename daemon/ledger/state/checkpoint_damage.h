@@ -26,7 +26,8 @@ namespace ckptd {
 // the checkpoint is removed: no other checkpoint ever has its sequence.
 //
 // Answers come after the call has returned, and never after the destruction of this object. Errors:
-// NODE_REPLACED, and those of etcd_errors.h; then the change was made or not, and the call may be repeated.
+// NODE_REPLACED, and those of etcd_errors.h; after them the change may have been made, and the call may be
+// repeated.
 class CheckpointDamage {
  public:
   using Done = absl::AnyInvocable<void(absl::Status)>;

@@ -22,8 +22,8 @@
 namespace ckptd {
 
 // Checkpoints are named by their sequences. Answers come after the call has returned, and never after the
-// destruction of this object. Errors: NODE_REPLACED, and those of etcd_errors.h; then the change was made or
-// not, and the call may be repeated.
+// destruction of this object. Errors: NODE_REPLACED, and those of etcd_errors.h; after them the change may have
+// been made, and the call may be repeated.
 class CheckpointReaders {
  public:
   using Done = absl::AnyInvocable<void(absl::Status)>;

@@ -27,7 +27,7 @@ namespace ckptd {
 //
 // Each call answers with the key's present value; no-op if it says that already. Answers come after the call
 // has returned, and never after the destruction of this object. Errors: NODE_REPLACED, and those of
-// etcd_errors.h; then the change was made or not, and the call may be repeated.
+// etcd_errors.h; after them the change may have been made, and the call may be repeated.
 class RunSettings {
  public:
   template <typename T>

@@ -24,7 +24,7 @@ class RunState {
 
   RunState(LedgerKeys keys, std::string node, const CompareAndSwap::Found& found);
 
-  // For a rank whose block was not read, it has no process until NameProcesses adds one.
+  // Has no process for a rank whose block was not read, until NameProcesses adds one.
   const storage::v1::RunRecord& record() const { return record_; }
   // Adds processes for the ranks that were read from LedgerKeys::NodeRanks alone, which has none: the live
   // process of this attempt and rank, or else one that has ended. `here`: this node's live processes.
