@@ -31,10 +31,10 @@ namespace ckptd {
 
 // Owns the ranks that wait for what to resume from, and for each attempt which ranks have read their part.
 //
-//   1. Resume waits until every save of earlier attempts is published or has failed, until a root that was
-//      written to with unknown outcome has been scanned, and until what the run's bucket has newer is there.
+//   1. Resume waits until every save of earlier attempts is published or has failed, until a root with an
+//      INDETERMINATE save has been scanned, and until newer checkpoints of the run's bucket have been fetched.
 //   2. The ledger decides once for the attempt: the newest checkpoint that is not damaged. Every rank gets a
-//      lease on it. When it turns out to be damaged, that decision is taken back and the next one is made.
+//      lease on it. If it turns out to be damaged, the ledger withdraws the decision and decides again.
 //   3. FinishResume is the barrier. It is answered when all ranks have read their part and the ledger has
 //      written that down, or as soon as one rank cannot go on.
 //
@@ -47,15 +47,15 @@ class ResumeBarrier {
     DescribeCheckpoint describe;
     // Null: the run has been closed.
     std::function<Run*(const std::string& name)> find_run;
-    // The ledger has let this attempt act: what earlier attempts have not sealed ends.
+    // The ledger has activated this attempt: unsealed saves of earlier attempts end.
     std::function<void(Run*, int64_t attempt)> activated;
     // Tags of the saves in flight of attempts before this one.
     std::function<std::vector<std::string>(const Run&, int64_t attempt)> older_saves;
     // Whether the attempt need not wait for the run's bucket.
     std::function<bool(const Run&, int64_t attempt)> is_fetched;
-    // Brings what is newer there. OnFetched follows.
+    // Fetches what the bucket has newer than the root. OnFetched follows.
     std::function<void(Run*, int64_t attempt)> fetch;
-    // What that waits for, for people.
+    // What the fetch waits for, for messages.
     std::function<std::string(const Run&)> fetching;
     // `done` runs when the mark is on disk.
     MarkAsDamaged mark_damaged;
@@ -65,7 +65,7 @@ class ResumeBarrier {
     std::function<void(Run*)> scan;
     // Every rank has read this checkpoint.
     std::function<void(Run*, int64_t sequence)> agreed;
-    // A checkpoint that was kept for ranks that resume may be kept no longer.
+    // Retention may remove a checkpoint that was kept for ranks that resume.
     std::function<void(Run*)> released;
   };
 
@@ -83,15 +83,15 @@ class ResumeBarrier {
 
   // A save has ended: some ranks may wait no longer.
   void Continue(Run* run);
-  // The root takes changes, and what the last scan has found is known.
+  // A scan of the root has ended, and the root takes changes.
   void OnScanned(Run* run);
-  // The bucket has nothing newer than the root any more; or why that is not known. If `is_new`, the root has a
-  // checkpoint that no scan has found yet.
+  // OK: the bucket has nothing newer than the root any more. If `is_new`, the root has a checkpoint that no scan
+  // has found yet.
   void OnFetched(Run* run, const absl::Status& fetched, bool is_new);
-  // The root has recorded that the checkpoint is damaged, or that it was repaired; or could not.
+  // The write of the checkpoint's damage mark, or of its repair, has ended, perhaps with an error.
   void OnDamageRecorded(Run* run, int64_t sequence);
   void OnJoined(Run* run, int64_t attempt, int rank);
-  // `attempt` acts: earlier attempts agree on nothing any more.
+  // `attempt` acts: fails the agreements of earlier attempts.
   void OnFenced(Run* run, int64_t attempt, const absl::Status& error);
   // `left`: the memberships that ended with the session.
   void OnSessionEnded(SessionId session, const std::vector<std::pair<Run*, Member>>& left);
@@ -99,15 +99,15 @@ class ResumeBarrier {
   Instant NextDeadline() const;
   void OnRunClosed(Run* run) { states_.Forget(run); }
 
-  // ---- what others ask
+  // ---- queries
 
-  // Whether a rank waits for what to resume from.
+  // Whether a rank waits for the answer to Resume.
   bool HasWaiting(const Run& run) const;
   // Whether nothing would be lost by closing the run.
   bool IsIdle(const Run& run) const;
 
  private:
-  // What comes before the ledger is asked.
+  // The stages before the ledger is asked.
   enum class Stage {
     kSettling,
     kFetching,
@@ -123,7 +123,7 @@ class ResumeBarrier {
     bool allow_suspect = false;
     Instant deadline;
     Reply<v1::ResumeResponse> reply;
-    bool asking = false;  // The ledger has not said yet whether this attempt is decided.
+    bool asking = false;  // The ledger was asked what the attempt resumes from, and has not answered.
     Stage stage = Stage::kReady;
   };
   // A rank that has read its part, and waits for the others.
@@ -152,9 +152,9 @@ class ResumeBarrier {
     std::set<int> lost;                 // Ranks whose session has ended, until they join again.
     std::vector<PendingFinish> waiting;
     bool writing = false;    // All ranks have finished: the answer of Authority::FinishResume ends it.
-    int64_t decided = 0;     // What the ranks were told to read,
-    std::set<int64_t> told;  // now and before.
-    int64_t round = 0;       // Calls of Authority::FinishResume that say OK.
+    int64_t decided = 0;     // The sequence that the ranks were last told to read.
+    std::set<int64_t> told;  // All sequences that they were told to read.
+    int64_t round = 0;       // Counts the calls of Authority::FinishResume with OK.
     bool agreed = false;     // The last of them was answered with OK.
   };
   struct State {
@@ -162,20 +162,20 @@ class ResumeBarrier {
     int64_t next_resume = 1;
     std::map<int64_t, Agreement> agreements;  // By attempt.
     std::set<int64_t> settling;               // Attempts for which Authority::WhenSettled has not answered.
-    int asking = 0;                           // Questions to the ledger that are not answered.
+    int asking = 0;                           // Requests to the ledger in flight.
   };
   using Decision = std::optional<Ledger::ResumeChoice>;
 
   static Agreement* FindAgreement(State& state, int64_t attempt);
-  // Whether this is what the ranks that finish agree on now.
+  // Whether the agreement of this attempt is on this checkpoint.
   bool IsOn(Run* run, int64_t attempt, int64_t sequence);
   // Asks the ledger what the attempt resumes from. The run stays open meanwhile.
   void AskDecision(Run* run, int64_t attempt, absl::AnyInvocable<void(absl::StatusOr<Decision>)> then);
 
   void ResumeActivated(const std::string& run_name, PendingResume pending, const absl::Status& active);
   void Settle(Run* run, int64_t attempt);
-  // Ends this stage of the ranks that wait (of one attempt, unless it is 0): with an error, or with the next
-  // stage, if `scan` after a scan of the root.
+  // Ends this stage of the waiting ranks (of all attempts if `attempt` is 0): with an error, or by entering the next
+  // stage, after a scan of the root if `scan`.
   void Leave(Run* run, Stage stage, int64_t attempt, const absl::Status& status, bool scan);
   void ContinueOne(Run* run, int64_t id, const absl::StatusOr<Decision>& decided);
   void Answer(Run* run, PendingResume pending, const Decision& decided);
@@ -190,7 +190,7 @@ class ResumeBarrier {
               const Decision& decided);
   void Finished(Run* run, int64_t sequence, PendingFinish finish);
   void Agreed(Run* run, int64_t attempt, int64_t sequence, const absl::Status& agreed);
-  // To the authority, so that the ranks of other nodes get it at once.
+  // Reports the error to the authority, so that the ranks of other nodes get it at once.
   void ReportFailure(Run* run, int64_t attempt, const absl::Status& error);
   // Fails the agreement as soon as a rank cannot go on or its session has ended, not at the deadline.
   void FailIfIncomplete(Run* run, int64_t attempt);

@@ -24,7 +24,7 @@ class RunJoiner {
     std::function<Run*(const std::string& name)> find_run;
     // The rank is in Run::members. Runs before the answer.
     std::function<void(Run*, int64_t attempt, const v1::JoinRunRequest&)> joined;
-    // The attempt acts now: ends what older ones have not sealed.
+    // The attempt acts now: unsealed saves of older attempts end.
     std::function<void(Run*, int64_t attempt)> fence_off;
     std::function<absl::Status(const Run&, const v1::UploadPolicy&)> check_upload = nullptr;
   };
@@ -40,7 +40,7 @@ class RunJoiner {
 
   void SetMostRanksPerRun(int ranks) { ranks_per_run_ = ranks; }
 
-  // The session is open.
+  // Call it while the session is open.
   void Join(SessionId session, Run* run, const v1::JoinRunRequest& request, Reply<v1::JoinRunResponse> reply);
 
  private:

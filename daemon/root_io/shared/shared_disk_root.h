@@ -33,11 +33,10 @@ struct SharedDiskRoot : OpenedRoot {
   std::map<InflightId64, NodePart> parts;  // The parts that this node writes.
   // The checkpoints as last seen; for the pointer files, which the coordinator alone writes.
   std::map<int64_t, CommittedCheckpoint> committed;
-  // The damage marks that this node was told, by sequence; unset: the checkpoint was repaired, or has been
-  // removed. The coordinator also writes them into the record of the run, for a run that moves to another
-  // etcd.
+  // The damage marks in etcd, by sequence; unset: the checkpoint was repaired, or has been removed. The
+  // coordinator also writes them into the record of the run, for a run that moves to another etcd.
   std::map<int64_t, std::optional<storage::v1::Damage>> damage;
-  // Likewise, what operators have pinned, and unpinned since.
+  // Likewise the pins of operators; false: unpinned.
   struct DecidedPin {
     std::string tag;
     bool pinned = false;
