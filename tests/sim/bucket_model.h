@@ -1,7 +1,7 @@
-// A bucket, as storage/bucket leaves it: an upload claims its tag first, and the checkpoint is whole with the last
-// request; a removal takes its wholeness first. Checks what no daemon may do to it, whatever it knows.
+// A bucket, as storage/bucket leaves it: an upload claims its tag first, and its last request makes the checkpoint whole;
+// the first request of a removal ends that. Reports what no daemon may do to a bucket, whatever it knows.
 //
-// Each call has the effect that it has on the server, at once. Its fault is that it fails, with some of its effect.
+// A call changes the model at once. Where faults are on, a call may fail after none or some of its changes.
 #ifndef CKPTD_TESTS_SIM_BUCKET_MODEL_H_
 #define CKPTD_TESTS_SIM_BUCKET_MODEL_H_
 
@@ -67,8 +67,7 @@ class BucketModel {
   absl::StatusOr<int64_t> Upload(const Checkpoint& checkpoint, const Summary* source, bool is_damaged);
   absl::Status Remove(const Checkpoint& checkpoint);
 
-  // To be called when nothing is going on: describes the uploads that have not ended, or everything that should not be
-  // left.
+  // Call them when no call is in flight: they describe uploads that have not ended, and all that should not be left.
   std::string Unfinished() const;
   std::string Leftovers() const;
 

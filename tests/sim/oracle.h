@@ -72,8 +72,8 @@ class Oracle {
     RequestSent(run, attempt);
   }
   void ToldFenced(int run, int64_t attempt);
-  // The root is lost, with all that is known of its run; the bucket has this checkpoint, which is to be the next that an
-  // attempt resumes from. 0: it has none.
+  // The root and the record of its run are lost. The next attempt must resume from this checkpoint, the newest in the
+  // bucket; 0: the bucket has none.
   void RootLost(int run, int64_t newest);
   bool HasResumedAfterLoss(int run) { return !runs_[run].resumed.empty(); }
   // A daemon has made the process a rank of the attempt. If an earlier daemon had made another process this
@@ -140,7 +140,7 @@ class Oracle {
   void HasAnotherModel(int run, int64_t attempt, int64_t sequence) {
     runs_[run].other_models[attempt] = sequence;
   }
-  // A launch joins that lets retention count the checkpoints of other models.
+  // A launch has joined with takeover: retention counts the checkpoints of other models again.
   void CountsAll(int run) {
     runs_[run].retained_through = 0;
     runs_[run].other_models.clear();
@@ -172,7 +172,7 @@ class Oracle {
  private:
   struct Run {
     int64_t acted = 0, asked = 0, told_fenced = 0;
-    // Processes, by attempt and rank; with the number of the daemon that has let them join last.
+    // Processes, by attempt and rank, with the number of the daemon that they joined last.
     std::map<std::pair<int64_t, int>, std::pair<std::string, int64_t>> joined;
     std::map<std::pair<int64_t, int>, std::string> acting;
     int takeovers = 0;  // Joins with takeover without an answer; their attempts may act already.

@@ -1,5 +1,5 @@
 // The bucket of a run, which outlives daemons and the root, and the UploadIo through which a daemon uses it. When a
-// daemon dies, what it had under way has come to any point.
+// daemon dies, its calls in flight have stopped at any point.
 #ifndef CKPTD_TESTS_SIM_SIM_BUCKET_H_
 #define CKPTD_TESTS_SIM_SIM_BUCKET_H_
 
@@ -36,12 +36,12 @@ class SimBucket {
   BucketModel& model() { return model_; }
   // Retention has removed this checkpoint from the root. A violation if it was to be uploaded, and was not.
   void OnEvicted(const SimDisk::Generation& evicted, const storage::v1::UploadRecord& record);
-  // To be called when nothing is going on: describes everything that should not be left, or be missing.
+  // Call it when no call is in flight: describes what is left and should not be, and what is missing.
   std::string Leftovers() const;
 
  private:
   friend class SimUploadIo;
-  // A rank or a read has found that, or an upload would. It is not to be uploaded any more.
+  // A rank or a read has found the checkpoint damaged, or an upload would. It need not be uploaded any more.
   bool IsDamaged(const SimDisk::Generation& checkpoint) const;
   // Each checkpoint that the run has saved, and that is good.
   bool IsToBeUploaded(const SimDisk::Generation& checkpoint) const;

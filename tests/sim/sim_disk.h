@@ -70,16 +70,16 @@ class SimDisk {
   SimDisk& operator=(const SimDisk&) = delete;
 
   int run() const { return run_; }
-  // That of the run's uploads. Null: nothing is uploaded.
+  // The bucket of the run. Null: nothing is uploaded.
   void SetBucket(SimBucket* bucket) { bucket_ = bucket; }
-  // The disk is replaced by an empty one. No daemon has it open.
+  // Replaces the disk by an empty one. No daemon may have it open.
   void Lose();
   void EndFaults() { faulty_ = false; }
   // An operation that begins before `until` ends no earlier than `until`.
   void HangUntil(Instant until) { hangs_until_ = until; }
   Instant hangs_until() const { return hangs_until_; }
   void LockUntil(Instant until) { locked_until_ = until; }
-  // To be called when nothing is going on: describes everything that should not be left.
+  // Call it when no operation is in flight: describes what is left and should not be.
   std::string Leftovers() const;
   int64_t used_bytes() const;
   int64_t free_bytes() const { return volume_->free_bytes(); }
@@ -167,7 +167,7 @@ class SimDisk {
   std::map<int64_t, InflightDir> inflight_;  // By a number that is never reused.
   int64_t next_dir_ = 1;
   int64_t opened_ = 0;
-  int64_t moved_in_ = 0;             // Counts them.
+  int64_t moved_in_ = 0;             // How many checkpoints were moved in.
   std::vector<Generation> evicted_;  // For PutBack.
   std::set<int64_t> lost_;           // The living daemon's numbers of saves that were removed with .ckptd.
   std::set<std::string> unseen_;     // Tags that other programs have made, and no scan has found.

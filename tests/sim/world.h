@@ -111,7 +111,7 @@ class World : public EngineObserver {
   int64_t MappedBytes() const;
   bool IsIdle();
   std::string DescribeActivity();
-  // Whether the work that goes on ends; else it is a violation.
+  // Runs until all work in flight has ended; a violation if it does not.
   bool Settle(const std::string& what);
   void LaunchTwoRanks(int run, const std::string& id);
   void LoseDisks();

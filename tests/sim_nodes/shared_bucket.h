@@ -1,7 +1,7 @@
 // The bucket of the run, and the UploadIo through which one daemon uses it.
 //
 // Each request of a call is sent when the daemon is not paused, and if its node may still go on then. When a daemon
-// dies, what it had under way has come to any point.
+// dies, its call in flight has stopped at any point.
 #ifndef CKPTD_TESTS_SIM_NODES_SHARED_BUCKET_H_
 #define CKPTD_TESTS_SIM_NODES_SHARED_BUCKET_H_
 
@@ -45,7 +45,7 @@ class SharedBucket {
   void EtcdRestored(int64_t newest) { forgotten_through_ = newest; }
   // Retention has begun to remove this checkpoint from the root. A violation if it was to be uploaded, and was not.
   void OnEvicted(const SharedDisk::Checkpoint& evicted);
-  // To be called when nothing is going on: describes everything that should not be left, or be missing.
+  // Call it when no call is in flight: describes what is left and should not be, and what is missing.
   std::string Leftovers() const;
 
  private:
