@@ -21,7 +21,8 @@ bool IsNoObject(const absl::Status& status) { return ReasonOf(status) == "NO_OBJ
 
 class ObjectFileSystem : public FileSystem {
  public:
-  ObjectFileSystem(ObjectStore* store, std::string prefix) : store_(store) {
+  ObjectFileSystem(ObjectStore* store, std::string prefix, std::set<std::string> hidden)
+      : store_(store), hidden_(std::move(hidden)) {
     nodes_[kObjectRoot] = {std::move(prefix), FileType::kDirectory, 0};
   }
 
@@ -59,6 +60,8 @@ class ObjectFileSystem : public FileSystem {
         Add(folder.substr(base.size(), folder.size() - base.size() - 1), FileType::kDirectory, entries);
       next = page.next;
     } while (!next.empty());
+    if (dir == kObjectRoot)
+      std::erase_if(entries, [this](const DirEntry& entry) { return hidden_.contains(entry.name); });
     std::sort(entries.begin(), entries.end(),
               [](const DirEntry& a, const DirEntry& b) { return a.name < b.name; });
     return entries;
@@ -141,6 +144,7 @@ class ObjectFileSystem : public FileSystem {
   }
 
   ObjectStore* const store_;
+  const std::set<std::string> hidden_;
   Mutex mutex_;
   std::map<Handle, Node> nodes_ ABSL_GUARDED_BY(mutex_);
   Handle last_ ABSL_GUARDED_BY(mutex_) = kObjectRoot;
@@ -148,8 +152,9 @@ class ObjectFileSystem : public FileSystem {
 
 }  // namespace
 
-std::unique_ptr<FileSystem> MakeObjectFileSystem(ObjectStore* store, std::string prefix) {
-  return std::make_unique<ObjectFileSystem>(store, std::move(prefix));
+std::unique_ptr<FileSystem> MakeObjectFileSystem(ObjectStore* store, std::string prefix,
+                                                 std::set<std::string> hidden) {
+  return std::make_unique<ObjectFileSystem>(store, std::move(prefix), std::move(hidden));
 }
 
 }  // namespace ckptd

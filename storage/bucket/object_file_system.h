@@ -7,6 +7,7 @@
 #define CKPTD_STORAGE_BUCKET_OBJECT_FILE_SYSTEM_H_
 
 #include <memory>
+#include <set>
 #include <string>
 
 #include "storage/fs/file_system.h"
@@ -14,8 +15,10 @@
 
 namespace ckptd {
 
-// `store` must outlive it. `prefix` has no slash at its end.
-std::unique_ptr<FileSystem> MakeObjectFileSystem(ObjectStore* store, std::string prefix);
+// `store` must outlive it. `prefix` has no slash at its end. List leaves out the names `hidden` in the directory of the
+// prefix, such as what the caller knows already.
+std::unique_ptr<FileSystem> MakeObjectFileSystem(ObjectStore* store, std::string prefix,
+                                                 std::set<std::string> hidden = {});
 // The directory of the prefix itself; open from the start.
 inline constexpr Handle kObjectRoot = 0;
 

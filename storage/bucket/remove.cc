@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "storage/base/errors.h"
 #include "storage/base/status_macros.h"
+#include "storage/bucket/index.h"
 #include "storage/bucket/transfer.h"
 #include "storage/commit/checkpoint/checkpoint_dir.h"
 #include "storage/format/manifest.h"
@@ -47,7 +48,7 @@ absl::Status RemoveUploaded(ObjectStore& store, const std::string& prefix, const
   CKPTD_RETURN_IF_ERROR(CheckTag(tag));
   const std::string base = CheckpointKey(prefix, tag);
   const std::string manifest_key = base + OurPath("", std::string(kManifestName));
-  const std::string claim_key = manifest_key + ".new";
+  const std::string claim_key = base + OurPath("", std::string(kClaimName));
   CKPTD_ASSIGN_OR_RETURN(std::optional<std::string> text,
                          ManifestOf(store, manifest_key, sequence, commit_time_us));
   if (text.has_value()) {
@@ -55,7 +56,6 @@ absl::Status RemoveUploaded(ObjectStore& store, const std::string& prefix, const
       return MakeError(absl::StatusCode::kAlreadyExists, "OBJECT_EXISTS",
                        absl::StrCat(tag, " is whole there"));
     CKPTD_RETURN_IF_ERROR(PutText(store, claim_key, *text, PutMode::kReplace));
-    CKPTD_RETURN_IF_ERROR(store.Delete(manifest_key));
   } else {
     CKPTD_ASSIGN_OR_RETURN(text, ManifestOf(store, claim_key, sequence, commit_time_us));
     if (!text.has_value()) return absl::OkStatus();
@@ -64,6 +64,8 @@ absl::Status RemoveUploaded(ObjectStore& store, const std::string& prefix, const
     if (other.ok()) return absl::OkStatus();
     if (ReasonOf(other) != "NO_OBJECT") return other;
   }
+  CKPTD_RETURN_IF_ERROR(RemoveIndexNames(store, prefix, tag));
+  CKPTD_RETURN_IF_ERROR(store.Delete(manifest_key));
   CKPTD_ASSIGN_OR_RETURN(const Manifest manifest, DecodeManifest(*text));
   CKPTD_ASSIGN_OR_RETURN(std::set<std::string> keys,
                          KeysBeneath(store, base + std::string(kOurDirectory) + "/"));

@@ -2,9 +2,10 @@
 //
 // 1. Claim: put manifest.new, with the manifest, if there is none: from now on nobody uploads another
 //    checkpoint of that tag.
-// 2. Delete the manifest: from now on nobody lists or fetches the checkpoint.
-// 3. Delete the files that the manifest names, and what is beneath TAG/.ckptd/.
-// 4. Delete the claim.
+// 2. Delete the tag's names in the index (index.h): readers find the checkpoint by its tag.
+// 3. Delete the manifest: from now on nobody lists or fetches the checkpoint.
+// 4. Delete the files that the manifest names, and what is beneath TAG/.ckptd/.
+// 5. Delete the claim.
 //
 // A process that dies in between leaves a claim, with which the next call goes on.
 #ifndef CKPTD_STORAGE_BUCKET_REMOVE_H_

@@ -4,7 +4,7 @@
 // PREFIX/TAG/.ckptd/manifest is stored last, and is the commit. PREFIX/TAG/.ckptd/manifest.new is there
 // during an upload, and says of which checkpoint: whatever else is beneath PREFIX/TAG/ belongs to the
 // checkpoint with that manifest. PREFIX/TAG/.ckptd/by-daemon, which is empty, is there if a daemon has
-// uploaded it.
+// uploaded it. PREFIX/.ckptd/index/ has a name for each checkpoint (storage/bucket/index.h).
 #ifndef CKPTD_STORAGE_BUCKET_TRANSFER_H_
 #define CKPTD_STORAGE_BUCKET_TRANSFER_H_
 
@@ -27,6 +27,7 @@
 namespace ckptd {
 
 inline constexpr std::string_view kByDaemonName = "by-daemon";
+inline constexpr std::string_view kClaimName = "manifest.new";
 
 struct TransferOptions {
   int threads = 8;  // As many parts are in flight and in memory.

@@ -13,6 +13,7 @@
 #include "storage/base/errors.h"
 #include "storage/base/mutex.h"
 #include "storage/base/status_macros.h"
+#include "storage/bucket/index.h"
 #include "storage/commit/checkpoint/checkpoint_dir.h"
 #include "storage/format/manifest.h"
 #include "storage/format/names.h"
@@ -25,25 +26,34 @@ bool IsNoObject(const absl::Status& status) { return ReasonOf(status) == "NO_OBJ
 
 class Uploader {
  public:
-  Uploader(FileSystem& fs, ObjectStore& store, std::string base, const TransferOptions& options)
-      : fs_(fs), store_(store), base_(std::move(base)), options_(options) {}
+  Uploader(FileSystem& fs, ObjectStore& store, const std::string& prefix, const std::string& tag,
+           const TransferOptions& options)
+      : fs_(fs), store_(store), prefix_(prefix), base_(CheckpointKey(prefix, tag)), options_(options) {}
 
   absl::StatusOr<UploadResult> Run(Handle root, const std::string& tag, int64_t sequence) {
     CKPTD_RETURN_IF_ERROR(OpenSource(root, tag));
     if (sequence != 0 && manifest_.summary.sequence() != sequence) return NoCheckpoint(tag);
     CKPTD_RETURN_IF_ERROR(Claim());
     CKPTD_ASSIGN_OR_RETURN(const bool is_there, IsCommitted());
-    if (sequence != 0) {  // Before the commit: a daemon that is killed after it has marked it.
-      const std::string marker = base_ + OurPath("", std::string(kByDaemonName));
+    bool by_daemon = sequence != 0;
+    const std::string marker = base_ + OurPath("", std::string(kByDaemonName));
+    if (by_daemon)  // Before the commit: a daemon that is killed after it has marked it.
       CKPTD_RETURN_IF_ERROR(PutText(store_, marker, "", PutMode::kReplace));
-    }
     if (!is_there) {
       CKPTD_RETURN_IF_ERROR(FindArrived());
       CKPTD_RETURN_IF_ERROR(Send());
+      CKPTD_RETURN_IF_ERROR(RemoveIndexNames(store_, prefix_, tag, &manifest_.summary));
       CKPTD_RETURN_IF_ERROR(Commit());
     } else {
       result_.arrived_bytes = manifest_.summary.size_bytes();
+      CKPTD_RETURN_IF_ERROR(RemoveIndexNames(store_, prefix_, tag, &manifest_.summary));
+      if (!by_daemon) {
+        const absl::Status marked = store_.Head(marker).status();
+        if (!marked.ok() && !IsNoObject(marked)) return marked;
+        by_daemon = marked.ok();
+      }
     }
+    CKPTD_RETURN_IF_ERROR(PutIndexName(store_, prefix_, {manifest_.summary, by_daemon}));
     CKPTD_RETURN_IF_ERROR(store_.Delete(ClaimKey()));
     return result_;
   }
@@ -60,7 +70,7 @@ class Uploader {
   };
 
   std::string ManifestKey() const { return base_ + OurPath("", std::string(kManifestName)); }
-  std::string ClaimKey() const { return ManifestKey() + ".new"; }
+  std::string ClaimKey() const { return base_ + OurPath("", std::string(kClaimName)); }
   std::string KeyOf(const Source& source) const { return base_ + source.path; }
   int32_t chunk_bytes() const { return manifest_.summary.chunk_bytes(); }
   std::vector<FilePart> Parts(size_t i) const {
@@ -306,6 +316,7 @@ class Uploader {
 
   FileSystem& fs_;
   ObjectStore& store_;
+  const std::string& prefix_;
   const std::string base_;  // Of the keys, with a slash at its end.
   const TransferOptions& options_;
   ScopedHandle dir_;
@@ -323,7 +334,7 @@ class Uploader {
 absl::StatusOr<UploadResult> UploadCheckpoint(FileSystem& fs, Handle root, const std::string& tag,
                                               ObjectStore& store, const std::string& prefix,
                                               const TransferOptions& options, int64_t sequence) {
-  return Uploader(fs, store, CheckpointKey(prefix, tag), options).Run(root, tag, sequence);
+  return Uploader(fs, store, prefix, tag, options).Run(root, tag, sequence);
 }
 
 }  // namespace ckptd

@@ -8,10 +8,12 @@
 // 3. Send what has not arrived, files of several parts as multipart uploads. Each chunk's CRC32C is compared
 //    with the manifest on its way, and each part is sent with its CRC32C.
 // 4. If the server does not compare checksums, get everything back and compare. Remove what has been damaged.
-// 5. Commit: a conditional put of the manifest. If the server does not compare checksums, compare that, too.
-//    Then remove the claim.
+// 5. Remove names from the index that other checkpoints of the tag have left there (index.h).
+// 6. Commit: a conditional put of the manifest. If the server does not compare checksums, compare that, too.
+//    Then put the checkpoint's name into the index, and remove the claim.
 //
-// A process that dies in between leaves a claim, and files beside it that no reader takes for a checkpoint.
+// A process that dies in between leaves a claim, and files beside it that no reader takes for a checkpoint; or a
+// checkpoint that has no name, which readers find by its tag.
 // Two uploads of the same checkpoint at once send the same bytes; one may fail when the other one has ended.
 #ifndef CKPTD_STORAGE_BUCKET_UPLOAD_H_
 #define CKPTD_STORAGE_BUCKET_UPLOAD_H_
