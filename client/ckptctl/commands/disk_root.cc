@@ -1,7 +1,9 @@
 #include "client/ckptctl/commands/disk_root.h"
 
+#include <algorithm>
 #include <memory>
 #include <optional>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -10,6 +12,7 @@
 #include "storage/base/errors.h"
 #include "storage/base/real_path.h"
 #include "storage/base/status_macros.h"
+#include "storage/bucket/list.h"
 #include "storage/bucket/object_file_system.h"
 #include "storage/commit/checkpoint/checkpoint_dir.h"
 #include "storage/commit/checkpoint/scan.h"
@@ -23,6 +26,10 @@
 
 namespace ckptd::ctl {
 namespace {
+
+using storage::v1::ManifestSummary;
+
+constexpr int kListThreads = 8;
 
 google::protobuf::Timestamp ToTimestamp(int64_t unix_us) {
   google::protobuf::Timestamp time;
@@ -41,7 +48,7 @@ v1::Checkpoint Named(const std::string& run, const std::string& path, const std:
   return checkpoint;
 }
 
-void SetSummary(const storage::v1::ManifestSummary& summary, v1::Checkpoint* checkpoint) {
+void SetSummary(const ManifestSummary& summary, v1::Checkpoint* checkpoint) {
   if (summary.has_step()) checkpoint->set_step(summary.step());
   checkpoint->set_sequence(summary.sequence());
   checkpoint->set_attempt(summary.attempt());
@@ -118,6 +125,45 @@ absl::Status NoSuchCheckpoint(const DiskRoot& root, const std::string& tag) {
                                              : absl::StrCat("did you mean ", near, "?")));
 }
 
+struct Found {
+  std::vector<ManifestSummary> checkpoints;  // Newest first.
+  RootScan others;                           // Has no checkpoints.
+};
+
+absl::StatusOr<Found> FindOnDisk(const OpenRoot& root) {
+  Found found;
+  CKPTD_ASSIGN_OR_RETURN(found.others, ScanRoot(*root.fs, root.handle.get()));
+  auto& checkpoints = found.others.checkpoints;
+  for (auto place = checkpoints.rbegin(); place != checkpoints.rend(); ++place)
+    found.checkpoints.push_back(std::move(place->second));
+  checkpoints.clear();
+  return found;
+}
+
+// The list of the bucket says what the checkpoints are, and a scan of the rest what is damaged or another program's. As
+// for a resume, the newest is the one that was begun last.
+absl::StatusOr<Found> FindInBucket(const OpenRoot& root) {
+  Found found;
+  CKPTD_ASSIGN_OR_RETURN(BucketList list, ListBucket(*root.store, root.prefix, kListThreads));
+  std::set<std::string> listed;
+  for (BucketCheckpoint& checkpoint : list.checkpoints) {
+    listed.insert(checkpoint.summary.tag());
+    found.checkpoints.push_back(std::move(checkpoint.summary));
+  }
+  const std::unique_ptr<FileSystem> rest =
+      MakeObjectFileSystem(root.store.get(), root.prefix, std::move(listed));
+  CKPTD_ASSIGN_OR_RETURN(found.others, ScanRoot(*rest, kObjectRoot));
+  for (auto& [sequence, summary] : found.others.checkpoints)  // Uploaded in between.
+    found.checkpoints.push_back(std::move(summary));
+  found.others.checkpoints.clear();
+  std::sort(found.checkpoints.begin(), found.checkpoints.end(),
+            [](const ManifestSummary& a, const ManifestSummary& b) {
+              return std::pair(a.create_time_us(), a.sequence()) >
+                     std::pair(b.create_time_us(), b.sequence());
+            });
+  return found;
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ObjectStore>> OpenBucket(const BucketUrl& url) {
@@ -131,6 +177,7 @@ absl::StatusOr<OpenRoot> OpenAnyRoot(const std::string& path) {
   if (IsBucketUrl(path)) {
     CKPTD_ASSIGN_OR_RETURN(const BucketUrl url, ParseBucketUrl(path));
     CKPTD_ASSIGN_OR_RETURN(root.store, OpenBucket(url));
+    root.prefix = url.prefix;
     root.fs = MakeObjectFileSystem(root.store.get(), url.prefix);
     root.handle = ScopedHandle(root.fs.get(), kObjectRoot);
     root.path = absl::StrCat("s3://", url.bucket, url.prefix.empty() ? "" : "/", url.prefix);
@@ -150,25 +197,26 @@ absl::StatusOr<DiskRoot> ReadDiskRoot(const std::string& path) {
   CKPTD_ASSIGN_OR_RETURN(const FileStat stat, open.fs->Stat(open.handle.get(), ""));
   root.uid = stat.uid;
   const std::string run = RunName(stat.device, stat.inode);
-  CKPTD_ASSIGN_OR_RETURN(const RootScan scan, ScanRoot(*open.fs, open.handle.get()));
-  for (auto place = scan.checkpoints.rbegin(); place != scan.checkpoints.rend(); ++place) {
+  CKPTD_ASSIGN_OR_RETURN(const Found found, open.store == nullptr ? FindOnDisk(open) : FindInBucket(open));
+  for (const ManifestSummary& summary : found.checkpoints) {
     v1::Checkpoint& checkpoint = *root.checkpoints.add_checkpoints();
-    checkpoint = Named(run, root.path, place->second.tag());
-    SetSummary(place->second, &checkpoint);
+    checkpoint = Named(run, root.path, summary.tag());
+    SetSummary(summary, &checkpoint);
   }
   CKPTD_RETURN_IF_ERROR(AddMarks(*open.fs, open.handle.get(), &root.checkpoints));
-  for (const auto& [tag, status] : scan.damaged) {
+  for (const auto& [tag, status] : found.others.damaged) {
     v1::Checkpoint& unreadable = *root.checkpoints.add_checkpoints();
     unreadable = Named(run, root.path, tag);
     unreadable.mutable_damage()->set_message(std::string(status.message()));
   }
-  for (auto foreign = scan.foreign.rbegin(); foreign != scan.foreign.rend(); ++foreign) {
-    v1::ForeignCheckpoint& found = *root.checkpoints.add_foreign();
-    found.set_tag(foreign->tag);
-    found.set_run(run);
-    found.set_directory(absl::StrCat(root.path, "/", foreign->tag));
-    found.set_format(kForeignFormat);
-    *found.mutable_done_time() = ToTimestamp(foreign->done_us);
+  const std::vector<ForeignTag>& foreign = found.others.foreign;
+  for (auto place = foreign.rbegin(); place != foreign.rend(); ++place) {
+    v1::ForeignCheckpoint& other = *root.checkpoints.add_foreign();
+    other.set_tag(place->tag);
+    other.set_run(run);
+    other.set_directory(absl::StrCat(root.path, "/", place->tag));
+    other.set_format(kForeignFormat);
+    *other.mutable_done_time() = ToTimestamp(place->done_us);
   }
   const bool is_empty = root.checkpoints.checkpoints().empty() && root.checkpoints.foreign().empty();
   if (is_empty && !open.fs->Stat(open.handle.get(), kOurDirectory).ok()) {

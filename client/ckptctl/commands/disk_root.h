@@ -19,6 +19,7 @@ namespace ckptd::ctl {
 // A root on disk, or in a bucket (s3://BUCKET/PREFIX).
 struct OpenRoot {
   std::unique_ptr<ObjectStore> store;  // Of a bucket.
+  std::string prefix;                  // There.
   std::unique_ptr<FileSystem> fs;
   ScopedHandle handle;
   std::string path;  // On disk: without symbolic links.
