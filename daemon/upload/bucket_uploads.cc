@@ -9,6 +9,7 @@
 #include "storage/base/idle_priority.h"
 #include "storage/base/status_macros.h"
 #include "storage/bucket/fetch.h"
+#include "storage/bucket/index.h"
 #include "storage/bucket/list.h"
 #include "storage/bucket/remove.h"
 #include "storage/bucket/transfer.h"
@@ -143,16 +144,18 @@ class BucketUploads::Io : public UploadIo {
   void List(std::string url, absl::AnyInvocable<void(absl::StatusOr<Contents>)> done) override {
     Run<absl::StatusOr<Contents>>(
         fetches_,
-        [shared = shared_, allowed = Check(url), url]() -> absl::StatusOr<Contents> {
+        [shared = shared_, threads = threads_, allowed = Check(url), url]() -> absl::StatusOr<Contents> {
           CKPTD_RETURN_IF_ERROR(allowed);
           CKPTD_ASSIGN_OR_RETURN(const BucketUrl place, ParseBucketUrl(url));
           CKPTD_ASSIGN_OR_RETURN(const std::unique_ptr<ObjectStore> store, shared->Open(place, kListLimit));
-          CKPTD_ASSIGN_OR_RETURN(BucketList list, ListBucket(*store, place.prefix, kListThreads));
+          CKPTD_ASSIGN_OR_RETURN(BucketList list,
+                                 ListBucket(*store, place.prefix, kListThreads, ListDetail::kAsNamed));
           Contents contents;
           for (BucketCheckpoint& found : list.checkpoints)
             contents.checkpoints.push_back({std::move(found.summary), found.by_daemon});
           for (const auto& [tag, why] : list.damaged)
             contents.damaged.push_back(absl::StrCat(url, "/", tag, ": ", std::string(why.message())));
+          Repair(shared, threads, place, std::move(list.repairs));
           return contents;
         },
         std::move(done));
@@ -184,6 +187,16 @@ class BucketUploads::Io : public UploadIo {
     UniqueFd directory;
     FileUser user;
   };
+
+  // For the next list. No rank waits for it, and the next one tries again what has failed.
+  static void Repair(const std::shared_ptr<Shared>& shared, WorkerPool* threads, const BucketUrl& place,
+                     IndexRepairs repairs) {
+    if (repairs.missing.empty() && repairs.wrong.empty()) return;
+    threads->Submit([shared, place, repairs = std::move(repairs)] {
+      const absl::StatusOr<std::unique_ptr<ObjectStore>> store = shared->Open(place);
+      if (store.ok()) RepairIndex(**store, place.prefix, repairs, kListThreads).IgnoreError();
+    });
+  }
 
   // `done` runs on the engine's thread, unless this object is gone by then.
   template <typename T>

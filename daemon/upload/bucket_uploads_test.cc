@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <future>
 #include <memory>
 #include <optional>
 #include <string>
@@ -12,7 +13,11 @@
 #include <utility>
 
 #include "storage/base/errors.h"
+#include "storage/bucket/index.h"
+#include "storage/bucket/transfer.h"
+#include "storage/format/manifest.h"
 #include "tests/testing/inbox.h"
+#include "tests/testing/killing_object_store.h"
 #include "tests/testing/memory_object_store.h"
 #include "tests/testing/temp_dir.h"
 
@@ -27,8 +32,8 @@ class BucketUploadsTest : public ::testing::Test {
     BucketUploads::Options options;
     options.rights.prefixes = {"s3://bucket/run"};
     options.post = [this](absl::AnyInvocable<void()> work) { inbox_.Post(std::move(work)); };
-    options.open_store = [](const std::string&, Duration, const std::function<bool()>&) {
-      return std::make_unique<MemoryObjectStore>();
+    options.open_store = [this](const std::string&, Duration, const std::function<bool()>&) {
+      return std::make_unique<KillingObjectStore>(&store_);
     };
     uploads_ = std::make_unique<BucketUploads>(std::move(options));
     root_ = uploads_->ForRoot(UniqueFd(::dup(directory_.fd())), {::getuid(), ::getgid(), {}});
@@ -63,6 +68,7 @@ class BucketUploadsTest : public ::testing::Test {
     return *std::move(answer);
   }
 
+  MemoryObjectStore store_;
   TempDir directory_;
   Inbox inbox_;
   UploadIo::MayGoOn may_go_on_;
@@ -92,6 +98,34 @@ TEST_F(BucketUploadsTest, AnswersWhatLiesInTheBucketAndWhyNothingIsFetched) {
   ASSERT_TRUE(contents.ok()) << contents.status();
   EXPECT_TRUE(contents->checkpoints.empty());
   EXPECT_EQ(ReasonOf(Fetch("s3://bucket/run")), "NO_CHECKPOINT");
+}
+
+// Of an earlier version of ckptd: the next list is to cost no request for each checkpoint.
+TEST_F(BucketUploadsTest, ListNamesWhatHasNoNameInTheIndex) {
+  Manifest manifest;
+  manifest.summary.set_format_version(1);
+  manifest.summary.set_tag("step_1");
+  manifest.summary.set_sequence(1);
+  manifest.summary.set_attempt(1);
+  manifest.summary.set_ordinal(1);
+  manifest.summary.set_world_size(1);
+  manifest.summary.set_chunk_bytes(1 << 20);
+  const std::string bytes = EncodeManifest(manifest).value();
+  ASSERT_EQ(PutText(store_, "run/step_1/.ckptd/manifest", bytes, PutMode::kReplace), absl::OkStatus());
+  const std::string stale = "run/.ckptd/index/step_9!stale";
+  ASSERT_EQ(PutText(store_, stale, "", PutMode::kReplace), absl::OkStatus());
+  std::promise<std::string> put;
+  store_.SetHook([&](const std::string& request, const std::string& key) {
+    if (request == "Put") put.set_value(key);
+    return absl::OkStatus();
+  });
+  const absl::StatusOr<UploadIo::Contents> contents = List("s3://bucket/run");
+  ASSERT_TRUE(contents.ok()) << contents.status();
+  ASSERT_EQ(contents->checkpoints.size(), 1u);
+  std::future<std::string> named = put.get_future();
+  ASSERT_EQ(named.wait_for(kTimeout), std::future_status::ready);
+  EXPECT_EQ(named.get(), IndexKey("run", {manifest.summary}));
+  EXPECT_FALSE(store_.objects().contains(stale));
 }
 
 TEST_F(BucketUploadsTest, ChecksTheRightsBeforeAListAndAFetch) {
