@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import pathlib
 import struct
@@ -22,6 +23,15 @@ def encode_manifest(summary: Any, body: bytes) -> bytes:
     )
     head += struct.pack("<I", native.crc32c(head)) + encoded
     return head.ljust(4096, b"\0") + body
+
+
+def index_name(summary: Any) -> str:
+    """Returns the name by which a daemon's upload of this checkpoint is in the index of a bucket."""
+    shortened = storage.ManifestSummary.FromString(summary.SerializeToString())
+    shortened.ClearField("tag")
+    info = b"\1" + shortened.SerializeToString()
+    checked = struct.pack("<I", native.crc32c(summary.tag.encode() + info)) + info
+    return f"{summary.tag}!{base64.urlsafe_b64encode(checked).decode().rstrip('=')}"
 
 
 def write_checkpoint(

@@ -9,12 +9,14 @@ from ckptd._paths import is_tag
 from ckptd._reading.manifest import HEAD_BYTES, MANIFEST, MOST_BYTES, components_of, corrupt_manifest, parse_head, parse_manifest
 from ckptd._reading.verified_file import VerifiedFile, removed_while_read
 from ckptd._roots.bucket.client import CONNECTIONS, make_client
+from ckptd._roots.bucket.index import FOLDER, is_same_checkpoint, summaries_of_names
 from ckptd._roots.bucket.url import parse_bucket_url
 from ckptd._roots.parallel import in_parallel
 from ckptd._roots.place import no_checkpoint
 
 _log = logging.getLogger("ckptd")
 _TRIES = 3  # For a manifest that arrives damaged.
+_CONFIRMED = 64  # Of the newest names: they are compared with their manifests (storage/bucket/list.cc).
 _Result = TypeVar("_Result")
 
 
@@ -37,16 +39,41 @@ class Bucket:
         """As Place.summaries(). What was begun last by the clock is the newest, as for a resume: a root that was lost may
         have begun its sequences anew.
         """
-        tags = [tag for tag in self._store.folders(self._base) if is_tag(tag)]
         found = []
-        for tag, summary in zip(tags, in_parallel(tags, self._summary_or_error, CONNECTIONS)):
+        for tag, summary in self._find().items():
             if isinstance(summary, errors.CkptdError):
                 _log.warning("ckptd: %s", summary)
                 if unreadable is not None and isinstance(summary, errors.Corrupt):
                     unreadable.append(info_of_unreadable(tag, 0, str(summary)))
-            elif summary is not None:
+            else:
                 found.append((summary.create_time_us, summary.sequence, tag))
         return [(sequence, tag) for _, sequence, tag in sorted(found, reverse=True)]
+
+    def _find(self) -> Dict[str, Any]:
+        """Returns by tag a checkpoint's storage.ManifestSummary, or why it has none.
+
+        As ListBucket (storage/bucket/list.h): the names of the index are believed until something contradicts them.
+        """
+        tags = [tag for tag in self._store.folders(self._base) if is_tag(tag)]
+        index = summaries_of_names(self._store.names(self._base + FOLDER))
+        named = [index[tag] for tag in tags if index.get(tag) is not None]
+        named.sort(key=lambda summary: (summary.create_time_us, summary.sequence), reverse=True)
+        newest, others = named[:_CONFIRMED], named[_CONFIRMED:]
+        unnamed = self._read([tag for tag in tags if index.get(tag) is None])
+        confirmed = self._read([summary.tag for summary in newest])
+        is_contradicted = any(
+            tag not in index and not isinstance(summary, errors.CkptdError) for tag, summary in unnamed.items()
+        ) or not all(_is_confirmed(summary, confirmed.get(summary.tag)) for summary in newest)
+        if is_contradicted:
+            rest = self._read([summary.tag for summary in others])
+        else:
+            rest = {summary.tag: summary for summary in others}
+        return {**unnamed, **confirmed, **rest}
+
+    def _read(self, tags: List[str]) -> Dict[str, Any]:
+        """Returns what _find() does, of the manifests of these tags."""
+        read = zip(tags, in_parallel(tags, self._summary_or_error, CONNECTIONS))
+        return {tag: summary for tag, summary in read if summary is not None}
 
     def _summary_or_error(self, tag: str) -> Any:
         """Returns a checkpoint's storage.ManifestSummary, or why it has none; None if there is no manifest."""
@@ -128,6 +155,11 @@ class BucketFiles:
             reason="NO_CHECKPOINT",
             tag=self._tag,
         )
+
+
+def _is_confirmed(named: Any, found: Any) -> bool:
+    """Returns whether a manifest is the one of a name; `found` as in _find(), or None if there is none."""
+    return found is not None and not isinstance(found, errors.CkptdError) and is_same_checkpoint(named, found)
 
 
 def _check_tag(summary: Any, tag: str, what: str) -> None:

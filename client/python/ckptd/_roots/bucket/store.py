@@ -2,7 +2,7 @@
 
 import random
 import time
-from typing import Any, Callable, Dict, List, Tuple, TypeVar
+from typing import Any, Callable, Iterator, List, Tuple, TypeVar
 
 from ckptd import errors
 from ckptd._roots import parallel
@@ -64,15 +64,21 @@ class Store:
 
     def folders(self, prefix: str) -> List[str]:
         """Returns what follows `prefix`, up to the next slash, in the keys that have one there."""
-        found: List[str] = []
-        more: Dict[str, str] = {}
+        pages = self._pages(prefix, Delimiter="/")
+        return [folder["Prefix"][len(prefix) : -1] for page in pages for folder in page.get("CommonPrefixes", [])]
+
+    def names(self, prefix: str) -> List[str]:
+        """Returns what follows `prefix` in the keys that begin with it."""
+        return [found["Key"][len(prefix) :] for page in self._pages(prefix) for found in page.get("Contents", [])]
+
+    def _pages(self, prefix: str, **more: str) -> Iterator[Any]:
+        arguments = {"Bucket": self._bucket, "Prefix": prefix, **more}
         while True:
-            arguments = {"Bucket": self._bucket, "Prefix": prefix, "Delimiter": "/", **more}
             page = self._do(f"LIST s3://{self._bucket}/{prefix}", lambda _: self._client.list_objects_v2(**arguments))
-            found += [folder["Prefix"][len(prefix) : -1] for folder in page.get("CommonPrefixes", [])]
+            yield page
             if not page.get("IsTruncated"):
-                return found
-            more = {"ContinuationToken": page["NextContinuationToken"]}
+                return
+            arguments["ContinuationToken"] = page["NextContinuationToken"]
 
     def _read(self, key: str, span: str, target: "Callable[[int], memoryview]") -> Tuple[memoryview, int]:
         """Reads an object, or a span of it.
