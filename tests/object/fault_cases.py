@@ -11,17 +11,17 @@ from typing import Any, Callable, Generic, List, Optional, TypeVar, Union, cast
 
 import ckptd
 from bucket_servers import BucketServer
-from fault_job import FaultJob, new_launch
+from fault_job import FaultJob, new_launch, tag_of
 from fault_plan import Fault, Rule
 from harness.waiting import TIMEOUT, until
 
 KINDS_OF_UPLOAD = [
     "PUT claim", "HEAD claim", "GET claim", "HEAD manifest", "PUT marker", "GET list", "GET uploads", "POST begin",
-    "PUT probe", "PUT part", "PUT file", "PUT record", "POST complete", "PUT manifest", "DELETE claim",
+    "PUT probe", "PUT part", "PUT file", "PUT record", "POST complete", "PUT manifest", "PUT name", "DELETE claim",
 ]  # fmt: skip
 KINDS_OF_REMOVAL = [
-    "HEAD manifest", "GET manifest", "PUT claim", "DELETE manifest", "GET list", "GET uploads", "DELETE file",
-    "DELETE record", "DELETE marker", "DELETE claim",
+    "HEAD manifest", "GET manifest", "PUT claim", "DELETE name", "DELETE manifest", "GET list", "GET uploads",
+    "DELETE file", "DELETE record", "DELETE marker", "DELETE claim",
 ]  # fmt: skip
 KINDS_OF_FETCH = ["GET list", "HEAD manifest", "GET manifest", "GET file", "HEAD record", "GET record"]
 KINDS_OF_LIST = ["GET list", "HEAD manifest", "GET manifest"]
@@ -73,7 +73,7 @@ class Cases:
         """The upload of this checkpoint, and the removals after it."""
         keys = self.job.keys()
         is_there = f"{tag}/.ckptd/manifest" in keys and f"{tag}/.ckptd/manifest.new" not in keys
-        return is_there and len({key.split("/")[0] for key in keys}) <= 2
+        return is_there and len({tag_of(key) for key in keys}) <= 2
 
     def check_end(self, tag: str) -> None:
         until(lambda: self.ended(tag), f"the upload of {tag} and the removals after it")

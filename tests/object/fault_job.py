@@ -11,7 +11,7 @@ from typing import Dict, List, Optional, Set, Tuple
 import ckptd
 from bucket_servers import BUCKET, BucketServer
 from ckptd.local_daemon import find_program
-from fault_plan import MANIFEST, Rule
+from fault_plan import INDEX, MANIFEST, Rule
 from fault_proxy import FaultProxy
 from harness.waiting import TIMEOUT, until
 from upload_job import SIZE, Job
@@ -23,6 +23,11 @@ KEPT = 8  # More checkpoints than a bucket or a root has here.
 def new_launch() -> None:
     """Makes what joins from now on a new launch of the job."""
     os.environ["CKPTD_LAUNCH_ID"] = uuid.uuid4().hex
+
+
+def tag_of(key: str) -> str:
+    """The tag of the checkpoint to which a key without the prefix belongs, or its name in the index."""
+    return key[len(INDEX) :].partition("!")[0] if key.startswith(INDEX) else key.partition("/")[0]
 
 
 class FaultJob(Job):
@@ -83,7 +88,7 @@ class FaultJob(Job):
         assert self.multipart_uploads() == []
         listed = self.uploaded()
         left = {
-            key for key in self.keys() if key.split("/")[0] not in listed or key.endswith((".new", ".probe"))
+            key for key in self.keys() if tag_of(key) not in listed or key.endswith((".new", ".probe"))
         }
         assert not left, f"{left} were left"
 

@@ -9,6 +9,7 @@ from typing import Dict, Optional
 from urllib.parse import parse_qs, unquote, urlsplit
 
 MANIFEST = ".ckptd/manifest"
+INDEX = ".ckptd/index/"
 # Objects of one checkpoint that have a name of their own, by the end of their keys.
 NAMED = {
     MANIFEST: "manifest",
@@ -63,7 +64,7 @@ def can_meet(fault: Fault, kind: str) -> bool:
 @dataclasses.dataclass(frozen=True)
 class Request:
     """kind: the method, and what it is about: list, uploads, parts; begin, part, complete, abort of a multipart upload;
-    manifest (the commit), claim, probe, marker, record, file.
+    manifest (the commit), name (in the index), claim, probe, marker, record, file.
     """
 
     kind: str
@@ -87,6 +88,8 @@ def request_of(method: str, target: str) -> Request:
     if "uploadId" in query:
         what = {"PUT": "part", "POST": "complete", "DELETE": "abort", "GET": "parts"}[method]
         return Request(f"{method} {what}", key)
+    if INDEX in key:
+        return Request(f"{method} name", key)
     for end, name in NAMED.items():
         if key.endswith("/" + end):
             return Request(f"{method} {name}", key)

@@ -135,6 +135,7 @@ def test_rule_meets_the_requests_that_it_counts(proxy: FaultProxy) -> None:
         ("DELETE", "/bucket/run/a?uploadId=x", "DELETE abort", "run/a"),
         ("PUT", "/bucket/run/s/.ckptd/manifest", "PUT manifest", "run/s/.ckptd/manifest"),
         ("HEAD", "/bucket/run/s/.ckptd/manifest.new", "HEAD claim", "run/s/.ckptd/manifest.new"),
+        ("PUT", "/bucket/run/.ckptd/index/s%21AA", "PUT name", "run/.ckptd/index/s!AA"),
         ("GET", "/bucket/run/s/.ckptd/part-00000", "GET record", "run/s/.ckptd/part-00000"),
         ("GET", "/bucket/run/s/a", "GET file", "run/s/a"),
     ],
