@@ -62,16 +62,11 @@ std::vector<BucketModel::Summary> BucketModel::Whole() const {
   return whole;
 }
 
-std::string BucketModel::Unfinished() const {
+std::string BucketModel::Leftovers() const {
   std::string words;
   for (const auto& [tag, entry] : tags_) {
     if (!entry.whole) absl::StrAppend(&words, " an unfinished upload of ", tag);
   }
-  return words;
-}
-
-std::string BucketModel::Leftovers() const {
-  std::string words = Unfinished();
   const auto whole = static_cast<int>(Whole().size());
   if (plan_.keep_last > 0 && whole > plan_.keep_last) absl::StrAppend(&words, " ", whole, " checkpoints");
   return words;
@@ -100,8 +95,9 @@ absl::StatusOr<int64_t> BucketModel::Upload(const Checkpoint& checkpoint, const 
   Claim(checkpoint, source);
   Entry& entry = tags_.at(checkpoint.tag());
   if (!IsSame(entry.summary, checkpoint)) {
-    violated_(absl::StrCat("an upload of ", checkpoint.tag(), ", sequence ", checkpoint.sequence(),
-                           ", finds sequence ", entry.summary.sequence(), " in its place"));
+    if (!is_forgotten_)
+      violated_(absl::StrCat("an upload of ", checkpoint.tag(), ", sequence ", checkpoint.sequence(),
+                             ", finds sequence ", entry.summary.sequence(), " in its place"));
     return MakeError(absl::StatusCode::kAlreadyExists, "OBJECT_EXISTS", checkpoint.tag());
   }
   if (entry.whole) return 0;

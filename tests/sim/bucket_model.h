@@ -45,6 +45,8 @@ class BucketModel {
 
   Random& random() { return random_; }
   void EndFaults() { faulty_ = false; }
+  // No daemon knows any more what it has uploaded, before it lists the bucket.
+  void Forget() { is_forgotten_ = true; }
   // Whether a call that changes nothing fails.
   bool Fails() { return faulty_ && random_.Percent(plan_.faults); }
 
@@ -67,8 +69,7 @@ class BucketModel {
   absl::StatusOr<int64_t> Upload(const Checkpoint& checkpoint, const Summary* source, bool is_damaged);
   absl::Status Remove(const Checkpoint& checkpoint);
 
-  // Call them when no call is in flight: they describe uploads that have not ended, and all that should not be left.
-  std::string Unfinished() const;
+  // Call it when no call is in flight: describes everything that should not be left.
   std::string Leftovers() const;
 
  private:
@@ -81,7 +82,7 @@ class BucketModel {
   const UploadPlan plan_;
   Random random_;
   const Violated violated_;
-  bool faulty_ = true;
+  bool faulty_ = true, is_forgotten_ = false;
   std::map<std::string, Entry> tags_;
   std::set<int64_t> were_whole_;
   std::map<std::string, int64_t> newest_of_tag_;

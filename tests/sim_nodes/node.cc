@@ -376,9 +376,6 @@ std::string Node::Activity() {
   for (const v1::Run& run : status.runs()) {
     for (const auto& save : run.in_flight())
       absl::StrAppend(&words, "; in flight on ", name_, ": ", save.tag());
-    for (const auto& waiting : run.uploads().waiting())
-      absl::StrAppend(&words, "; waits on ", name_, " for its upload: ", waiting.tag(), " ",
-                      waiting.upload().error().message());
     if (run.read_only()) absl::StrAppend(&words, "; read-only on ", name_);
   }
   v1::ClusterStatus cluster;
@@ -388,6 +385,16 @@ std::string Node::Activity() {
       absl::StrAppend(&words, "; ", save.tag(), " waits for ", save.waits_for());
   }
   if (pool_->usage().used_bytes != 0) absl::StrAppend(&words, "; memory is used on ", name_);
+  return words;
+}
+
+std::string Node::Waiting() {
+  std::string words;
+  for (const v1::Run& run : Status().runs()) {
+    for (const auto& waiting : run.uploads().waiting())
+      absl::StrAppend(&words, "; waits on ", name_, " for its upload: ", waiting.tag(), " ",
+                      waiting.upload().error().message());
+  }
   return words;
 }
 

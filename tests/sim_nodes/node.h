@@ -82,6 +82,8 @@ class Node : public EngineObserver {
 
   // The saves, replies and memory that are under way, in words; empty: none.
   std::string Activity();
+  // The uploads that wait; empty: none.
+  std::string Waiting();
   v1::Status Status();
   // As `ckptctl resolve`.
   void Resolve(const std::string& tag, bool is_checkpoint);

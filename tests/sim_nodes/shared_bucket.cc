@@ -30,8 +30,7 @@ void SharedBucket::OnEvicted(const SharedDisk::Checkpoint& evicted) {
 }
 
 std::string SharedBucket::Leftovers() const {
-  // What etcd has forgotten counts again with the next resume that asks the bucket.
-  std::string words = forgotten_through_ && !plan_.restore ? model_.Unfinished() : model_.Leftovers();
+  std::string words = model_.Leftovers();
   SharedDisk::CheckpointPtr newest;
   for (const std::string& tag : disk_.Tags()) {
     SharedDisk::CheckpointPtr checkpoint = disk_.Find(tag);

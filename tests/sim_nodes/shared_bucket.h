@@ -42,7 +42,13 @@ class SharedBucket {
 
   sim::BucketModel& model() { return model_; }
   // Etcd may have lost what it knew of the checkpoints up to this sequence.
-  void EtcdRestored(int64_t newest) { forgotten_through_ = newest; }
+  void EtcdRestored(int64_t newest) {
+    forgotten_through_ = newest;
+    model_.Forget();
+  }
+  // What etcd has forgotten counts again with the next resume that asks the bucket. Without one, it may be in the way of
+  // later uploads for ever.
+  bool MayStandStill() const { return forgotten_through_ && !plan_.restore; }
   // Retention has begun to remove this checkpoint from the root. A violation if it was to be uploaded, and was not.
   void OnEvicted(const SharedDisk::Checkpoint& evicted);
   // Call it when no call is in flight: describes what is left and should not be, and what is missing.
