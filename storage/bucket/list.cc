@@ -166,8 +166,8 @@ class Lister {
     const auto names = index_.find(tag);
     if (names != index_.end()) MarkWrong(names->second);
     const auto manifest = find(std::string(kManifestName));
-    if (manifest == page.objects.end())
-      return absl::OkStatus();  // An upload that has not ended, or nothing of ours.
+    if (manifest == page.objects.end() || manifest->size == 0)
+      return absl::OkStatus();  // An upload or a save that has not ended, or nothing of ours.
     absl::StatusOr<ManifestSummary> summary = ReadHead(store_, *manifest);
     if (IsDamagedOrChanged(summary.status())) {
       GetUndamaged([&] {

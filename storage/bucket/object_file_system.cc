@@ -9,10 +9,13 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "storage/base/errors.h"
 #include "storage/base/mutex.h"
 #include "storage/base/status_macros.h"
+#include "storage/commit/checkpoint/checkpoint_dir.h"
+#include "storage/format/names.h"
 
 namespace ckptd {
 namespace {
@@ -35,6 +38,8 @@ class ObjectFileSystem : public FileSystem {
       if (page.objects.empty() && page.folders.empty()) return ErrnoError(ENOENT, node.key);
     } else {
       CKPTD_ASSIGN_OR_RETURN(node.size, SizeOf(node.key));
+      if (node.size == 0 && absl::EndsWith(node.key, OurPath("", std::string(kManifestName))))
+        return ErrnoError(ENOENT, node.key);  // It is none (transfer.h).
     }
     MutexLock lock(mutex_);
     nodes_[++last_] = std::move(node);

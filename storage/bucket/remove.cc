@@ -17,6 +17,8 @@
 namespace ckptd {
 namespace {
 
+constexpr int kThreads = 8;
+
 // The manifest in this object; nullopt if there is none, or it is not this checkpoint's.
 absl::StatusOr<std::optional<std::string>> ManifestOf(ObjectStore& store, const std::string& key,
                                                       int64_t sequence, int64_t commit_time_us) {
@@ -28,17 +30,6 @@ absl::StatusOr<std::optional<std::string>> ManifestOf(ObjectStore& store, const 
   const bool is_it =
       manifest->summary.sequence() == sequence && manifest->summary.commit_time_us() == commit_time_us;
   return is_it ? std::optional(*std::move(text)) : std::nullopt;
-}
-
-absl::StatusOr<std::set<std::string>> KeysBeneath(ObjectStore& store, const std::string& folder) {
-  std::set<std::string> keys;
-  std::string page;
-  do {
-    CKPTD_ASSIGN_OR_RETURN(const ObjectPage listed, store.List(folder, "", page));
-    for (const ObjectInfo& object : listed.objects) keys.insert(object.key);
-    page = listed.next;
-  } while (!page.empty());
-  return keys;
 }
 
 }  // namespace
@@ -60,9 +51,9 @@ absl::Status RemoveUploaded(ObjectStore& store, const std::string& prefix, const
     CKPTD_ASSIGN_OR_RETURN(text, ManifestOf(store, claim_key, sequence, commit_time_us));
     if (!text.has_value()) return absl::OkStatus();
     // A claim beside a manifest is that of an upload which has just committed another checkpoint.
-    const absl::Status other = store.Head(manifest_key).status();
-    if (other.ok()) return absl::OkStatus();
-    if (ReasonOf(other) != "NO_OBJECT") return other;
+    const absl::StatusOr<ObjectInfo> other = store.Head(manifest_key);
+    if (other.ok() && other->size > 0) return absl::OkStatus();
+    if (!other.ok() && ReasonOf(other.status()) != "NO_OBJECT") return other.status();
   }
   CKPTD_RETURN_IF_ERROR(RemoveIndexNames(store, prefix, tag));
   CKPTD_RETURN_IF_ERROR(store.Delete(manifest_key));
@@ -74,7 +65,8 @@ absl::Status RemoveUploaded(ObjectStore& store, const std::string& prefix, const
   CKPTD_ASSIGN_OR_RETURN(const std::vector<MultipartUpload> uploads, store.ListUploads(base));
   for (const MultipartUpload& upload : uploads)
     if (keys.contains(upload.key)) CKPTD_RETURN_IF_ERROR(store.AbortUpload(upload));
-  for (const std::string& key : keys) CKPTD_RETURN_IF_ERROR(store.Delete(key));
+  const std::vector<std::string> all(keys.begin(), keys.end());
+  CKPTD_RETURN_IF_ERROR(RunParallel(kThreads, all.size(), [&](size_t i) { return store.Delete(all[i]); }));
   return store.Delete(claim_key);
 }
 

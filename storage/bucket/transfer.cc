@@ -106,6 +106,25 @@ absl::Status RunParallel(int threads, size_t count, const std::function<absl::St
   return first;
 }
 
+absl::StatusOr<std::set<std::string>> KeysBeneath(ObjectStore& store, const std::string& folder) {
+  std::set<std::string> keys;
+  std::string page;
+  do {
+    CKPTD_ASSIGN_OR_RETURN(const ObjectPage listed, store.List(folder, "", page));
+    for (const ObjectInfo& object : listed.objects) keys.insert(object.key);
+    page = listed.next;
+  } while (!page.empty());
+  return keys;
+}
+
+absl::StatusOr<bool> ComparesChecksums(ObjectStore& store, const std::string& key) {
+  const absl::Status put = store.Put(key, {}, 1, PutMode::kReplace);
+  if (ReasonOf(put) == "CORRUPT_TRANSFER") return true;
+  CKPTD_RETURN_IF_ERROR(put);
+  CKPTD_RETURN_IF_ERROR(store.Delete(key));
+  return false;
+}
+
 absl::StatusOr<std::string> GetText(ObjectStore& store, const std::string& key) {
   CKPTD_ASSIGN_OR_RETURN(const ObjectInfo info, store.Head(key));
   std::string text(static_cast<size_t>(info.size), '\0');

@@ -4,7 +4,8 @@
 // PREFIX/TAG/.ckptd/manifest is stored last, and is the commit. PREFIX/TAG/.ckptd/manifest.new is there
 // during an upload, and says of which checkpoint: whatever else is beneath PREFIX/TAG/ belongs to the
 // checkpoint with that manifest. PREFIX/TAG/.ckptd/by-daemon, which is empty, is there if a daemon has
-// uploaded it. PREFIX/.ckptd/index/ has a name for each checkpoint (storage/bucket/index.h).
+// uploaded it. A manifest without a byte is none: it keeps a save that was given up from its commit
+// (storage/commit/bucket/unended.h). PREFIX/.ckptd/index/ has a name for each checkpoint (storage/bucket/index.h).
 #ifndef CKPTD_STORAGE_BUCKET_TRANSFER_H_
 #define CKPTD_STORAGE_BUCKET_TRANSFER_H_
 
@@ -12,6 +13,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -81,6 +83,13 @@ absl::Status RunParallel(int threads, size_t count, const std::function<absl::St
 
 // Calls `get` up to three times while its result proves damage: the bytes may have been damaged on their way.
 absl::Status GetUndamaged(const std::function<absl::Status()>& get);
+
+// All keys that begin with `folder`.
+absl::StatusOr<std::set<std::string>> KeysBeneath(ObjectStore& store, const std::string& folder);
+
+// Whether the server compares the checksums that it is sent. Finds out by an object `key` with a wrong one, which it
+// removes again.
+absl::StatusOr<bool> ComparesChecksums(ObjectStore& store, const std::string& key);
 
 // A small object as a whole.
 absl::StatusOr<std::string> GetText(ObjectStore& store, const std::string& key);

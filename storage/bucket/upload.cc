@@ -209,7 +209,7 @@ class Uploader {
       for (const FilePart& part : Parts(i))
         if (!sources_[i].parts.contains(part.number)) missing.push_back(part);
     }
-    CKPTD_ASSIGN_OR_RETURN(is_checked_, ServerComparesChecksums());
+    CKPTD_ASSIGN_OR_RETURN(is_checked_, ComparesChecksums(store_, ManifestKey() + ".probe"));
     CKPTD_RETURN_IF_ERROR(RunParallel(options_.threads, missing.size(), [&](size_t i) {
       return buffers_.With(missing[i].size,
                            [&](std::span<std::byte> bytes) { return SendPart(missing[i], bytes); });
@@ -218,16 +218,6 @@ class Uploader {
         RunParallel(options_.threads, sources_.size(), [&](size_t i) { return Complete(sources_[i]); }));
     CKPTD_RETURN_IF_ERROR(AbortOthers());
     return is_checked_ ? absl::OkStatus() : GetBack();
-  }
-
-  // Finds out by an object with a wrong checksum.
-  absl::StatusOr<bool> ServerComparesChecksums() {
-    const std::string key = ManifestKey() + ".probe";
-    const absl::Status put = store_.Put(key, {}, 1, PutMode::kReplace);
-    if (ReasonOf(put) == "CORRUPT_TRANSFER") return true;
-    CKPTD_RETURN_IF_ERROR(put);
-    CKPTD_RETURN_IF_ERROR(store_.Delete(key));
-    return false;
   }
 
   absl::Status SendPart(const FilePart& part, std::span<std::byte> bytes) {

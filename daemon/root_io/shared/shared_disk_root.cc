@@ -10,6 +10,7 @@
 #include "storage/commit/checkpoint/scan.h"
 #include "storage/commit/shared/run/look_again.h"
 #include "storage/commit/steps/commit_rules.h"
+#include "storage/commit/steps/run_marks.h"
 
 namespace ckptd {
 namespace {

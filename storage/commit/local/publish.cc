@@ -84,47 +84,6 @@ PublishResult Indeterminate(const absl::Status& cause, const Inflight& inflight)
                     {{"tag", inflight.tag}, {"sequence", absl::StrCat(inflight.sequence)}})};
 }
 
-// Step 4a, first half: checks that there is one part for each rank, all of this checkpoint, and orders files
-// by path.
-absl::StatusOr<Manifest> BuildManifest(const Inflight& inflight, const ManifestSummary& summary,
-                                       const std::vector<PartRecord>& parts, int64_t now_us) {
-  if (summary.tag() != inflight.tag || summary.sequence() != inflight.sequence) {
-    return InvalidArgument(absl::StrCat("the summary is of ", summary.tag(), " sequence ", summary.sequence(),
-                                        ", and ", inflight.tag, " sequence ", inflight.sequence,
-                                        " is in flight"));
-  }
-  if (parts.size() != static_cast<size_t>(std::max(summary.world_size(), 0))) {
-    return InvalidArgument(absl::StrCat(inflight.tag, " has ", parts.size(), " parts, and its world size is ",
-                                        summary.world_size()));
-  }
-  Manifest manifest{summary, {}};
-  std::set<int> ranks;
-  int64_t size_bytes = 0;
-  for (const PartRecord& part : parts) {
-    if (part.sequence() != summary.sequence() || part.chunk_bytes() != summary.chunk_bytes() ||
-        !ranks.insert(part.rank()).second) {
-      return InvalidArgument(absl::StrCat("the part of rank ", part.rank(), " (sequence ", part.sequence(),
-                                          ", chunks of ", part.chunk_bytes(),
-                                          " bytes) is there twice or is not of ", inflight.tag, " (sequence ",
-                                          summary.sequence(), ", chunks of ", summary.chunk_bytes(), ")"));
-    }
-    for (const FileRecord& file : part.files()) {
-      FileRecord& added = *manifest.body.add_files();
-      added = file;
-      added.set_rank(part.rank());
-      size_bytes += file.size_bytes();
-    }
-  }
-  std::sort(manifest.body.mutable_files()->begin(), manifest.body.mutable_files()->end(),
-            [](const FileRecord& a, const FileRecord& b) { return a.path() < b.path(); });
-  manifest.summary.set_format_version(kFormatVersion);
-  manifest.summary.set_size_bytes(size_bytes);
-  manifest.summary.set_file_count(manifest.body.files_size());
-  // The daemon that has saved it says when; recovery does not know that.
-  if (summary.commit_time_us() == 0) manifest.summary.set_commit_time_us(now_us);
-  return manifest;
-}
-
 // Step 4a, second half. Writes in place: the space is allocated, so a full disk does not lose the checkpoint
 // now. `write_failed`: a write or a sync failed, which must not be tried again.
 absl::Status WriteManifest(FileSystem& fs, Handle dir, const std::string& bytes, bool& write_failed) {
@@ -301,8 +260,8 @@ Published PublishInflight(const PublishContext& context, const Inflight& infligh
     CKPTD_RETURN_IF_ERROR(CheckMayReplace(target, /*pinned=*/false, whole));
     if (target.kind == TargetKind::kCheckpoint)
       CKPTD_RETURN_IF_ERROR(TakeOverPointers(fs, layout.root, target.summary, whole));
-    CKPTD_ASSIGN_OR_RETURN(Manifest manifest,
-                           BuildManifest(inflight, whole, parts, context.clock.UnixMicros()));
+    CKPTD_ASSIGN_OR_RETURN(Manifest manifest, ManifestOfParts(inflight.tag, inflight.sequence, whole, parts,
+                                                              context.clock.UnixMicros()));
     CKPTD_RETURN_IF_ERROR(CheckFiles(fs, inflight.dir.get(), manifest.body.files()));
     CKPTD_ASSIGN_OR_RETURN(const std::string bytes, EncodeManifest(manifest));
     CKPTD_RETURN_IF_ERROR(WriteManifest(fs, inflight.dir.get(), bytes, write_failed));

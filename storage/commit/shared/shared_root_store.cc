@@ -14,6 +14,7 @@
 #include "storage/commit/shared/run/shared_term.h"
 #include "storage/commit/steps/commit_rules.h"
 #include "storage/commit/steps/root_sharing.h"
+#include "storage/commit/steps/run_marks.h"
 #include "storage/commit/steps/scratch_probe.h"
 #include "storage/format/names.h"
 

@@ -17,6 +17,7 @@
 #include "absl/status/statusor.h"
 #include "storage/base/errors.h"
 #include "storage/commit/shared/run/look_again.h"
+#include "storage/commit/steps/run_marks.h"
 #include "tests/testing/crash_disk.h"
 #include "tests/testing/crash_io_queue.h"
 #include "tests/testing/fake_clock.h"

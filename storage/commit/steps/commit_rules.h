@@ -3,13 +3,17 @@
 #ifndef CKPTD_STORAGE_COMMIT_STEPS_COMMIT_RULES_H_
 #define CKPTD_STORAGE_COMMIT_STEPS_COMMIT_RULES_H_
 
+#include <cstdint>
 #include <map>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "ckptd/storage/v1/storage.pb.h"
 #include "storage/commit/checkpoint/scan.h"
 #include "storage/commit/steps/types.h"
+#include "storage/format/manifest.h"
 
 namespace ckptd {
 
@@ -32,6 +36,13 @@ void SetTimes(const CommitTimes& times, storage::v1::ManifestSummary& save);
 void EndMerge(storage::v1::ManifestSummary& save);
 // Adds those of these pointers that the save does not name itself, as long as its manifest has room.
 void InheritPointers(const std::map<std::string, std::string>& pointers, storage::v1::ManifestSummary& save);
+
+// The manifest of the save of this tag and sequence, whose parts have files that are durable. INVALID_ARGUMENT
+// unless there is one part for each rank, and all are of this save. `now_us`: its commit time, if `summary` names
+// none.
+absl::StatusOr<Manifest> ManifestOfParts(const std::string& tag, int64_t sequence,
+                                         const storage::v1::ManifestSummary& summary,
+                                         const std::vector<storage::v1::PartRecord>& parts, int64_t now_us);
 
 }  // namespace ckptd
 #endif  // CKPTD_STORAGE_COMMIT_STEPS_COMMIT_RULES_H_

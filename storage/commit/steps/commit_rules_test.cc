@@ -18,6 +18,7 @@
 #include "storage/commit/checkpoint/checkpoint_dir.h"
 #include "storage/commit/local/root_store.h"
 #include "storage/commit/shared/shared_root_store.h"
+#include "storage/commit/steps/run_marks.h"
 #include "tests/testing/crash_disk.h"
 #include "tests/testing/crash_io_queue.h"
 #include "tests/testing/fake_clock.h"

@@ -10,15 +10,10 @@
 
 #include <compare>
 #include <cstdint>
-#include <map>
-#include <optional>
-#include <string>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "ckptd/storage/v1/storage.pb.h"
 #include "storage/commit/shared/run/shared_layout.h"
-#include "storage/commit/steps/types.h"
 
 namespace ckptd {
 
@@ -47,18 +42,6 @@ class SharedRecords {
   const SharedLayout& layout_;
   int64_t number_ = 0;  // The highest that was read, or that a Store has tried.
 };
-
-// Changes of a record, which Store then writes.
-void SetPinned(storage::v1::SharedRunRecord& record, const std::string& tag, int64_t sequence, bool pinned);
-// An earlier mark stays. Nullopt removes it.
-void SetDamage(storage::v1::SharedRunRecord& record, const std::string& tag, int64_t sequence,
-               const std::optional<storage::v1::Damage>& damage);
-// The checkpoint was removed.
-void ForgetCheckpoint(storage::v1::SharedRunRecord& record, const std::string& tag, int64_t sequence);
-
-// Fills in what the record says of each checkpoint.
-void MarkCheckpoints(const storage::v1::SharedRunRecord& record,
-                     std::map<int64_t, CommittedCheckpoint>& checkpoints);
 
 }  // namespace ckptd
 #endif  // CKPTD_STORAGE_COMMIT_SHARED_RUN_SHARED_RECORD_H_

@@ -17,6 +17,7 @@
 #include "storage/commit/shared/run/look_again.h"
 #include "storage/commit/shared/run/shared_term.h"
 #include "storage/commit/steps/pointers.h"
+#include "storage/commit/steps/run_marks.h"
 #include "tests/testing/crash_disk.h"
 #include "tests/testing/faulty_file_system.h"
 #include "tests/testing/shared_root_fixture.h"
