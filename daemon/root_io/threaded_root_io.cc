@@ -221,6 +221,8 @@ void ThreadedRootIoFactory::Io::WritePart(InflightId64 id, storage::v1::PartReco
 
 namespace {
 
+constexpr int kSenders = 8;  // Ranks whose parts are sent to buckets at the same time.
+
 // "8:1". AT_STATX_DONT_SYNC: does not ask a file server, which may not answer. If `root` is not a descriptor,
 // the device is 0:0, and Open fails later.
 std::string DeviceOf(const UniqueFd& root) {
@@ -272,6 +274,15 @@ absl::StatusOr<std::unique_ptr<SharedFilesIo>> ThreadedRootIoFactory::MakeShared
   CKPTD_ASSIGN_OR_RETURN(RootThreads threads, ThreadsOf(device));
   CKPTD_ASSIGN_OR_RETURN(threads.trials, WorkersOf("try-" + device));
   return MakeSharedDiskRootIo(std::move(threads), std::move(open), std::move(identity));
+}
+
+absl::StatusOr<std::unique_ptr<LocalRootIo>> ThreadedRootIoFactory::MakeBucket(BucketRoot root) {
+  CKPTD_ASSIGN_OR_RETURN(RootThreads threads, ThreadsOf(root.url));
+  if (senders_ == nullptr) senders_ = std::make_unique<WorkerPool>(kSenders);
+  const auto send = [senders = senders_.get()](absl::AnyInvocable<void()> work) {
+    senders->Submit(std::move(work));
+  };
+  return MakeBucketRootIo(std::move(threads), send, std::move(root));
 }
 
 absl::StatusOr<RootThreads> ThreadedRootIoFactory::ThreadsOf(const std::string& device) {
@@ -332,6 +343,7 @@ std::vector<std::string> ThreadedRootIoFactory::Close(Duration timeout) {
     if (!workers->WaitEnded(deadline)) hung.push_back(workers->name());
   }
   ending_.clear();
+  senders_.reset();  // Its requests are cancelled, and end within seconds.
   return hung;
 }
 

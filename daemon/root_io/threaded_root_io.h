@@ -13,8 +13,10 @@
 
 #include "absl/functional/any_invocable.h"
 #include "absl/status/statusor.h"
+#include "daemon/base/worker_pool.h"
 #include "daemon/engine/seams/local_root_io.h"
 #include "daemon/engine/seams/shared_files_io.h"
+#include "daemon/root_io/bucket/bucket_root_io.h"
 #include "daemon/root_io/common/opened_root.h"
 #include "daemon/root_io/shared/shared_disk_root_io.h"
 #include "daemon/root_io/threads/file_system_workers.h"
@@ -52,6 +54,9 @@ class ThreadedRootIoFactory {
   absl::StatusOr<std::unique_ptr<SharedFilesIo>> MakeShared(const std::string& device, RootOpener open,
                                                             SharedRootIdentity identity);
 
+  // In a bucket.
+  absl::StatusOr<std::unique_ptr<LocalRootIo>> MakeBucket(BucketRoot root);
+
   // Stops all callbacks, lets queued operations end, then ends the threads. Returns the names (major:minor)
   // of the file systems that did not answer within `timeout`. Their threads are abandoned and go on using the
   // images that they were writing: the process must then end by _exit, with its segments still mapped.
@@ -69,12 +74,13 @@ class ThreadedRootIoFactory {
   const std::shared_ptr<EngineGate> gate_;
   const std::shared_ptr<ChecksumPool> checksums_;  // Of what is written.
   const std::shared_ptr<ChecksumPool> checks_;     // Of resident copies.
-  // By device, "8:1"; "ask-8:1" answers queries, "scrub-8:1" reads back and removes, "try-8:1" tries
+  // By device, "8:1", or by the bucket root's URL; "ask-8:1" answers queries, "scrub-8:1" reads back and removes, "try-8:1" tries
   // it with other nodes.
   std::map<std::string, std::shared_ptr<FileSystemWorkers>> workers_;
   std::map<std::string, std::weak_ptr<char>> devices_;  // In use by a RootIo.
   // Threads whose last RootIo is gone, not joined yet.
   std::vector<std::shared_ptr<FileSystemWorkers>> ending_;
+  std::unique_ptr<WorkerPool> senders_;  // To buckets. Null until a root is in one.
 };
 
 }  // namespace ckptd

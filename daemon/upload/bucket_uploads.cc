@@ -29,15 +29,6 @@ constexpr Duration kLimit = std::chrono::seconds(60);
 // Shorter than a rank waits to resume by default: it is told the store's error.
 constexpr Duration kListLimit = std::chrono::seconds(20);
 
-absl::StatusOr<std::unique_ptr<ObjectStore>> OpenS3(const std::string& bucket, Duration limit,
-                                                    std::function<bool()> is_cancelled) {
-  S3Options options;
-  options.bucket = bucket;
-  options.limit = limit;
-  options.is_cancelled = std::move(is_cancelled);
-  return MakeS3Store(options);
-}
-
 absl::Status CheckMayGoOn(const UploadIo::MayGoOn& may_go_on) {
   if (may_go_on == nullptr || may_go_on()) return absl::OkStatus();
   return absl::CancelledError("another node goes on with it");
@@ -220,11 +211,13 @@ class BucketUploads::Io : public UploadIo {
 };
 
 BucketUploads::BucketUploads(Options options)
-    : shared_(std::make_shared<Shared>(std::move(options))), threads_(kUploads), fetches_(kFetches) {
-  if (shared_->options.open_store == nullptr) shared_->options.open_store = OpenS3;
-}
+    : shared_(std::make_shared<Shared>(std::move(options))), threads_(kUploads), fetches_(kFetches) {}
 
 BucketUploads::~BucketUploads() { shared_->rate.Stop(); }
+
+absl::Status BucketUploads::CheckRights(uid_t uid, const std::string& url) const {
+  return CheckUpload(shared_->options.rights, uid, url);
+}
 
 std::unique_ptr<UploadIo> BucketUploads::ForRoot(UniqueFd directory, FileUser user) {
   return std::make_unique<Io>(shared_, &threads_, &fetches_, std::move(directory), std::move(user));

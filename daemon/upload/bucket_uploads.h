@@ -22,26 +22,26 @@
 #include "storage/base/clock.h"
 #include "storage/base/unique_fd.h"
 #include "storage/fs/posix_file_system.h"
-#include "storage/object/object_store.h"
+#include "storage/object/s3_store.h"
 
 namespace ckptd {
 
 class BucketUploads {
  public:
-  // Opens a bucket. `limit` and `is_cancelled` as in S3Options.
-  using OpenStore = std::function<absl::StatusOr<std::unique_ptr<ObjectStore>>(
-      const std::string& bucket, Duration limit, std::function<bool()> is_cancelled)>;
   struct Options {
     UploadRights rights;
     int64_t bytes_per_second = 0;  // 0: no limit.
     int parallel_parts = 4;
     std::function<void(absl::AnyInvocable<void()>)> post;  // Runs work on the engine's thread. Thread-safe.
-    OpenStore open_store = nullptr;                        // Null: S3, with this process's environment.
+    OpenBucket open_store = &OpenS3;
   };
   explicit BucketUploads(Options options);
   // Cancels what is under way, and waits until the threads have noticed: a few seconds, unless a file system
   // hangs.
   ~BucketUploads();
+
+  // Whether this user may write to the URL, as CheckUpload says.
+  absl::Status CheckRights(uid_t uid, const std::string& url) const;
 
   // `directory`: of the root, possibly open with O_PATH. Its files are read with the rights of `user`. The
   // UploadIo must not outlive this.

@@ -35,7 +35,7 @@ absl::Status CheckUpload(const UploadRights& rights, uid_t uid, const std::strin
   }
   return MakeError(
       absl::StatusCode::kPermissionDenied, reason::kUploadNotAllowed,
-      absl::StrCat("this daemon does not upload to ", url, " for user ", uid,
+      absl::StrCat("this daemon does not write to ", url, " for user ", uid,
                    ": the prefixes of its configuration are ",
                    rights.prefixes.empty() ? "none" : absl::StrJoin(rights.prefixes, ", "),
                    "; ask its operator for upload { allowed_prefixes: \"s3://BUCKET/PREFIX\" }, or "

@@ -211,7 +211,9 @@ class S3Store : public ObjectStore {
   }
 
   std::string What(const Call& call) const {
-    return absl::StrCat(call.method, " s3://", bucket_, "/", call.key);
+    const auto prefix = call.query.find("prefix");  // Of a list.
+    return absl::StrCat(call.method, " s3://", bucket_, "/", call.key,
+                        prefix == call.query.end() ? "" : absl::StrCat(prefix->second, "*"));
   }
 
   std::string UrlOf(const Call& call) const {
@@ -304,6 +306,15 @@ class S3Store : public ObjectStore {
 };
 
 }  // namespace
+
+absl::StatusOr<std::unique_ptr<ObjectStore>> OpenS3(const std::string& bucket, Duration limit,
+                                                    std::function<bool()> is_cancelled) {
+  S3Options options;
+  options.bucket = bucket;
+  options.limit = limit;
+  options.is_cancelled = std::move(is_cancelled);
+  return MakeS3Store(options);
+}
 
 absl::StatusOr<std::unique_ptr<ObjectStore>> MakeS3Store(const S3Options& options) {
   CKPTD_ASSIGN_OR_RETURN(const AwsSettings settings, ReadAwsSettings(options.environment));

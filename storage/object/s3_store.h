@@ -25,6 +25,13 @@ struct S3Options {
   std::function<bool()> is_cancelled = nullptr;
 };
 
+// Opens a bucket; `limit` and `is_cancelled` as in S3Options.
+using OpenBucket = std::function<absl::StatusOr<std::unique_ptr<ObjectStore>>(
+    const std::string& bucket, Duration limit, std::function<bool()> is_cancelled)>;
+// An OpenBucket, with this process's environment.
+absl::StatusOr<std::unique_ptr<ObjectStore>> OpenS3(const std::string& bucket, Duration limit,
+                                                    std::function<bool()> is_cancelled);
+
 // Reads the settings; asks no server. INVALID_ARGUMENT if the settings cannot be used.
 absl::StatusOr<std::unique_ptr<ObjectStore>> MakeS3Store(const S3Options& options);
 

@@ -20,15 +20,20 @@ namespace {
 constexpr int kMaxRanks = 65536;
 constexpr int kMaxOrphans = 1000;
 
-absl::Status SpansNodes(const v1::JoinRunRequest& request, size_t local, const std::string& path,
+absl::Status SpansNodes(const v1::JoinRunRequest& request, size_t local, const Run& run,
                         const std::string& node) {
+  const std::string start =
+      absl::StrCat("world_size ", request.world_size(), " spans nodes (", local, " ranks are on this one); ");
+  const std::string never = run.local_io == nullptr ? "" : run.local_io->why_one_node();
+  if (!never.empty())
+    return MakeError(absl::StatusCode::kUnimplemented, reason::kMultiNodeUnsupported,
+                     absl::StrCat(start, never));
   const std::string needs =
       node.empty() ? "this daemon knows no other node: to be one of several, it needs `cluster { "
                      "etcd_endpoints: \"https://HOST:2379\" }` in its configuration, and there the folder"
                    : absl::StrCat("node \"", node, "\" does not share this root: it needs the folder");
   return MakeError(absl::StatusCode::kUnimplemented, reason::kMultiNodeUnsupported,
-                   absl::StrCat("world_size ", request.world_size(), " spans nodes (", local,
-                                " ranks are on this one); ", needs, " of the root ", path,
+                   absl::StrCat(start, needs, " of the root ", run.path,
                                 " in `cluster { shared_folders: ... }`, on every node; or run all ranks on "
                                 "one node"));
 }
@@ -97,7 +102,7 @@ void RunJoiner::Join(SessionId session, Run* run, const v1::JoinRunRequest& requ
   const absl::StatusOr<std::vector<int>> local_ranks = LocalRanksOf(request);
   if (!local_ranks.ok()) return reply(local_ranks.status());
   if (!local_ranks->empty() && !run->authority->may_span_nodes())
-    return reply(SpansNodes(request, local_ranks->size(), run->path, node_));
+    return reply(SpansNodes(request, local_ranks->size(), *run, node_));
   const std::string& known_id = run->ledger->record().run_id();
   if (!request.run_id().empty() && !known_id.empty() && request.run_id() != known_id) {
     return reply(MakeError(absl::StatusCode::kFailedPrecondition, reason::kRunIdMismatch,

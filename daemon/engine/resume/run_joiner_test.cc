@@ -110,6 +110,23 @@ TEST_F(RunJoinerTest, RefusesARunThatSpansNodes) {
                     Not(HasSubstr("etcd_endpoints"))));
 }
 
+TEST_F(RunJoinerTest, SaysWhyARootIsOfOneNodeForGood) {
+  class BucketRootIo : public FakeRootIo {
+   public:
+    using FakeRootIo::FakeRootIo;
+    std::string why_one_node() const override { return "it is in a bucket: use a shared folder"; }
+  };
+  FakeRootIo::Queue queue;
+  BucketRootIo bucket(std::make_shared<FakeDisk>(), &queue);
+  run_->local_io = &bucket;
+  v1::JoinRunRequest request = Request(0, 4);
+  request.set_local_world_size(2);
+  const Answer refused = Join(1, request);
+  EXPECT_EQ(ReasonOf(refused->status()), reason::kMultiNodeUnsupported);
+  EXPECT_THAT(std::string(refused->status().message()),
+              HasSubstr("(2 ranks are on this one); it is in a bucket"));
+}
+
 TEST_F(RunJoinerTest, TheFirstLabelOfARunStays) {
   v1::JoinRunRequest request = Request(0, 2);
   request.set_run_id("llama");

@@ -29,6 +29,9 @@ absl::Status NotAttached(const Run& run) {
                    run.name, "; attach it by a descriptor (AttachRoot) first"));
 }
 
+// By a daemon elsewhere.
+bool IsTakenOver(const Run& run) { return run.local_io != nullptr && run.local_io->is_taken_over(); }
+
 }  // namespace
 
 RunTable::RunTable(Options options, Clock* clock, EngineObserver* observer, const SessionTable* sessions,
@@ -111,6 +114,10 @@ void RunTable::Attach(SessionId session, RootAttachment attachment, Reply<std::s
   }
   const std::string name = NameOf(attachment);
   Run* run = Find(name);
+  if (run != nullptr && IsTakenOver(*run) && IsUnused(*run)) {  // It is opened anew, which takes it back.
+    Close(run);
+    run = nullptr;
+  }
   if (run != nullptr && run->open) return Accept(run, {session, std::move(attachment), std::move(reply)});
   if (attachment.uid == kOverflowUid) {
     return reply(MakeError(absl::StatusCode::kPermissionDenied, reason::kWrongUid,
@@ -269,7 +276,8 @@ bool RunTable::IsUnused(const Run& run) const {
   const State& state = states_.Of(&run);
   if (!run.open || state.reopen == nullptr || state.remembering > 0 || run.io->has_pending()) return false;
   if (!state.attached.empty() || !run.members.empty() || !state.waiting.empty()) return false;
-  return hooks_.is_idle(run);
+  // What is still to be done in a root that another daemon has taken over, such as a removal, never succeeds.
+  return IsTakenOver(run) ? run.saves.empty() : hooks_.is_idle(run);
 }
 
 bool RunTable::IsIdle(const Run& run) const { return IsUnused(run) && run.authority->may_close(); }
@@ -294,8 +302,9 @@ void RunTable::CloseIdleRuns(Instant now) {
     } else if (!idle_since) {
       idle_since = now;
     }
-    const bool is_over =
-        idle_since && options_.idle_timeout > Duration::zero() && now - *idle_since >= options_.idle_timeout;
+    const bool is_due = options_.idle_timeout > Duration::zero() && idle_since.has_value() &&
+                        now - *idle_since >= options_.idle_timeout;
+    const bool is_over = is_due || (idle_since.has_value() && IsTakenOver(*run));
     run->authority->SetIdle(is_over);
     if (is_over && run->authority->may_close()) over.push_back(run.get());
   }

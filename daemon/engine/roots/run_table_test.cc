@@ -10,6 +10,12 @@ namespace {
 
 using std::chrono::seconds;
 
+class TakenOverRootIo : public FakeRootIo {
+ public:
+  using FakeRootIo::FakeRootIo;
+  bool is_taken_over() const override { return true; }
+};
+
 class RunTableTest : public ClassTest {
  protected:
   RootAttachment Root(uint64_t inode, uid_t uid = 1000) {
@@ -149,6 +155,25 @@ TEST_F(RunTableTest, ClosesARunThatIsIdleForLongAndOpensItWhenSomebodyAsks) {
   RunCallbacks();
   EXPECT_TRUE(open);
   EXPECT_TRUE(table_.ClosedRuns(User(1000)).empty());
+}
+
+TEST_F(RunTableTest, RootThatWasTakenOverIsOpenedAnewByTheNextAttachOfALaterJob) {
+  SessionInfo session;
+  session.id = 1;
+  session.uid = 1000;
+  sessions_.Add(session);
+  RootAttachment lost = Root(1);
+  lost.make_io = [this] { return RootAccess{std::make_unique<TakenOverRootIo>(roots_[1], &queue_)}; };
+  const std::string run = Attach(1, std::move(lost));
+  idle_ = false;  // A removal fails again and again.
+  Idle(seconds(1));
+  const Run* const before = table_.Find(run);
+  ASSERT_NE(before, nullptr) << "its job still has it";
+  EXPECT_TRUE(before->local_io->is_taken_over());
+  sessions_.Remove(1);
+  table_.OnSessionEnded(1);
+  EXPECT_EQ(Attach(0, Root(1)), run);
+  EXPECT_FALSE(table_.Find(run)->local_io->is_taken_over());
 }
 
 TEST_F(RunTableTest, OpensAClosedRunThatIsDue) {

@@ -24,6 +24,11 @@ class LocalRootIo : public RootIo, public CoordinatorIo {
                        std::vector<storage::v1::PartRecord> parts, Callback<PublishResult> done) = 0;
   // Durable when it calls back.
   virtual void SaveRunRecord(storage::v1::RunRecord record, Callback<absl::Status> done) = 0;
+
+  // Why this root cannot be of several nodes, whatever the configuration says, and what can be done; empty: it could.
+  virtual std::string why_one_node() const { return ""; }
+  // Whether a daemon elsewhere has taken the root over: from then on every change fails (ROOT_TAKEN_OVER).
+  virtual bool is_taken_over() const { return false; }
 };
 
 }  // namespace ckptd

@@ -137,7 +137,9 @@ absl::Status Uploads::Check(const Run& run, const v1::UploadPolicy& policy) cons
   }
   if (run.uploads == nullptr)
     return MakeError(absl::StatusCode::kPermissionDenied, reason::kUploadNotAllowed,
-                     "this daemon uploads nothing");
+                     absl::StrCat("checkpoints of ", run.path,
+                                  " are not uploaded: if that is no bucket itself, "
+                                  "this daemon uploads nothing"));
   return run.uploads->Check(policy.url());
 }
 

@@ -232,7 +232,8 @@ absl::Status BucketRootStore::CheckTarget(const std::string& tag) {
   CKPTD_ASSIGN_OR_RETURN(const ObjectPage page, quick_->List(keys_.Checkpoint(tag), "", ""));
   bool has_claim = false, has_files = false;
   for (const ObjectInfo& object : page.objects) {
-    if (object.key == keys_.Manifest(tag) && object.size > 0) return TagTaken(tag);
+    if (object.key == keys_.Manifest(tag) && object.size > 0)
+      return FindUnusable(tag) != 0 ? absl::OkStatus() : TagTaken(tag);
     has_claim |= object.key == keys_.Claim(tag);
     has_files |=
         !absl::StartsWith(object.key, absl::StrCat(keys_.Checkpoint(tag), std::string(kOurDirectory), "/"));
@@ -248,10 +249,24 @@ absl::StatusOr<std::shared_ptr<BucketSave>> BucketRootStore::Begin(const std::st
   CKPTD_RETURN_IF_ERROR(TidyUp(tag));
   auto save = std::make_shared<BucketSave>();
   save->id = {term_, sequence, tag};
+  if (const int64_t unusable = FindUnusable(tag); unusable != 0) {
+    CKPTD_RETURN_IF_ERROR(Evict(tag, unusable));
+    CKPTD_RETURN_IF_ERROR(TidyUp(tag));
+    save->has_replaced = true;
+  }
   const absl::Status taken = TakeTag(save->id);
   if (taken.ok()) return save;
   Leave({save->id});
   return taken;
+}
+
+int64_t BucketRootStore::FindUnusable(const std::string& tag) const {
+  MutexLock lock(mutex_);
+  for (const auto& [sequence, checkpoint] : contents_.committed) {
+    const bool is_unusable = checkpoint.damage.has_value() || !checkpoint.summary.suspect().empty();
+    if (checkpoint.summary.tag() == tag && is_unusable && !checkpoint.pinned) return sequence;
+  }
+  return 0;
 }
 
 absl::Status BucketRootStore::TakeTag(const UnendedId& id) {

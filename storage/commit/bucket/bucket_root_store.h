@@ -51,6 +51,7 @@ struct BucketRootOptions {
 struct BucketSave {
   UnendedId id;
   std::atomic<bool> has_tried_to_commit = false;
+  bool has_replaced = false;  // Begin has removed a checkpoint that had the tag.
 };
 
 class BucketRootStore {
@@ -72,8 +73,9 @@ class BucketRootStore {
   Contents contents() const;
   int64_t term() const { return term_; }
 
-  // Whether a save may have this tag. ALREADY_EXISTS, reason TAG_TAKEN, for one of a checkpoint; TAG_FOREIGN if something
-  // lies there that ckptd has not written. ROOT_TAKEN_OVER.
+  // Whether a save may have this tag. ALREADY_EXISTS, reason TAG_TAKEN, for one of a checkpoint, unless no launch resumes
+  // from that: Begin removes one that is damaged or suspect, and not pinned. TAG_FOREIGN if something lies there that
+  // ckptd has not written. ROOT_TAKEN_OVER.
   absl::Status CheckTarget(const std::string& tag);
 
   // Step 1.
@@ -132,6 +134,8 @@ class BucketRootStore {
   // Whether it is committed now. The result says what is to be reported if not.
   std::optional<PublishResult> Commit(BucketSave& save, const Manifest& manifest, const std::string& text);
   absl::Status EndOthersAt(const std::string& tag);
+  // The sequence of the checkpoint at the tag, if a save may take its place; 0: there is none.
+  int64_t FindUnusable(const std::string& tag) const;
 
   // Ends what is left at the tag, and waits for RemoveLeft if that is at it.
   absl::Status TidyUp(const std::string& tag);

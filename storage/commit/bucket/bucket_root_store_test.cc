@@ -208,6 +208,24 @@ TEST_F(BucketRootStoreTest, TagOfACheckpointIsRefused) {
   EXPECT_FALSE(HasUnended(store));
 }
 
+TEST_F(BucketRootStoreTest, CheckpointFromWhichNobodyResumesGivesWay) {
+  MemoryObjectStore store;
+  auto root = Open(store);
+  ASSERT_EQ(Save(**root, "step_1", 1), absl::OkStatus());
+  ASSERT_EQ((*root)->SetPinned("step_1", 1, true), absl::OkStatus());
+  storage::v1::Damage damage;
+  damage.set_message("found by a reader");
+  ASSERT_EQ((*root)->SetDamage("step_1", 1, damage), absl::OkStatus());
+  EXPECT_EQ(ReasonOf((*root)->CheckTarget("step_1")), "TAG_TAKEN") << "it is pinned";
+  ASSERT_EQ((*root)->SetPinned("step_1", 1, false), absl::OkStatus());
+  EXPECT_EQ((*root)->CheckTarget("step_1"), absl::OkStatus());
+  ASSERT_EQ(Save(**root, "step_1", 2), absl::OkStatus());
+  EXPECT_THAT(Listed(store), ElementsAre("step_1"));
+  EXPECT_EQ((*root)->contents().committed.size(), 1u);
+  EXPECT_FALSE((*root)->contents().committed.at(2).damage.has_value());
+  EXPECT_FALSE(HasUnended(store));
+}
+
 TEST_F(BucketRootStoreTest, ObjectsOfOthersAreLeft) {
   MemoryObjectStore store;
   ASSERT_EQ(PutText(store, "run/step_1/notes.txt", "mine", PutMode::kReplace), absl::OkStatus());
