@@ -14,6 +14,7 @@
 #include "storage/base/errors.h"
 #include "storage/base/status_macros.h"
 #include "storage/fs/file_system.h"
+#include "storage/object/bucket_url.h"
 
 namespace ckptd {
 namespace {
@@ -44,6 +45,13 @@ std::optional<std::string> OwnPath(const UniqueFd& directory, const struct stat&
   return std::nullopt;
 }
 
+// The same for the same text, on every daemon.
+uint64_t NumberOf(const std::string& text) {
+  uint64_t hash = 0xcbf29ce484222325u;  // FNV-1a.
+  for (const char each : text) hash = (hash ^ static_cast<unsigned char>(each)) * 0x100000001b3u;
+  return hash;
+}
+
 // Returns the umask with which the root's first trainer made .ckptd; 022 if there is no .ckptd yet.
 mode_t UmaskOfRoot(const UniqueFd& directory, const FileUser& user) {
   const absl::StatusOr<std::unique_ptr<FileSystem>> fs = MakePosixFileSystem(user);
@@ -60,6 +68,7 @@ mode_t UmaskOfRoot(const UniqueFd& directory, const FileUser& user) {
 
 absl::StatusOr<RootAttachment> RootAttacher::Attach(UniqueFd directory, const std::string& path,
                                                     const FileUser& user) {
+  if (IsBucketUrl(path)) return AttachBucket(path, user);
   struct stat info {};
   if (::fstat(directory.get(), &info) != 0) return ErrnoError(errno, absl::StrCat("fstat of root ", path));
   if (!S_ISDIR(info.st_mode)) {
@@ -78,6 +87,28 @@ absl::StatusOr<RootAttachment> RootAttacher::Attach(UniqueFd directory, const st
   RootAttachment attachment =
       Make({std::move(directory), std::move(owner), path, own_path.value_or("")}, root);
   if (!own_path) attachment.remember = nullptr;
+  return attachment;
+}
+
+absl::StatusOr<RootAttachment> RootAttacher::AttachBucket(const std::string& url, const FileUser& user) {
+  CKPTD_ASSIGN_OR_RETURN(const BucketUrl parsed, ParseBucketUrl(url));
+  RootAttachment attachment;
+  attachment.path = absl::StrCat("s3://", parsed.bucket, parsed.prefix.empty() ? "" : "/", parsed.prefix);
+  attachment.device = 0;  // No file system has it.
+  attachment.inode = NumberOf(attachment.path);
+  attachment.uid = user.uid;
+  attachment.make_io = [this, user, path = attachment.path] {
+    return make_io_(RootToOpen{UniqueFd(), user, path, "", /*is_bucket=*/true});
+  };
+  // An idle one is closed. Then only a job opens it again: that takes it from any daemon that has it meanwhile.
+  attachment.reopen = [this, path = attachment.path](RootAttachment::Reopened done) {
+    threads_.engine([path, done = std::move(done)]() mutable {
+      done(MakeError(absl::StatusCode::kNotFound, "UNKNOWN_RUN",
+                     absl::StrCat("the root ", path,
+                                  " was idle and is closed here; the next job that runs in it opens "
+                                  "it again")));
+    });
+  };
   return attachment;
 }
 

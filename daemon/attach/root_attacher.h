@@ -32,6 +32,7 @@ struct RootToOpen {
   std::string path;  // As the session calls it; for messages.
   std::string
       own_path;  // In this process's mount namespace, without symbolic links. Empty: it has none there.
+  bool is_bucket = false;  // `path` is the URL of a bucket's prefix, and there is no directory.
 };
 
 // Thread-safe. Every method blocks on the root's file system or on the state directory's.
@@ -59,6 +60,8 @@ class RootAttacher {
   // RootAttachment::remember, so that sealed saves are recovered after a crash. A directory to which this
   // process has no path is not remembered. New files get the umask of `user`, also in a RootIo that was made
   // earlier. INVALID_ARGUMENT, reason INVALID_PATH, if it is not a directory.
+  // If `path` is the URL of a bucket's prefix, that is the root, and `directory` is not used. Such a root is not
+  // remembered: the next daemon would take it from one on another node.
   absl::StatusOr<RootAttachment> Attach(UniqueFd directory, const std::string& path, const FileUser& user);
 
   // Opens a root that an earlier daemon knew, with the rights that its user has now (FindGroups).
@@ -71,6 +74,7 @@ class RootAttacher {
   // else the one that the mode of the root's .ckptd shows.
   std::shared_ptr<std::atomic<mode_t>> UmaskOf(const UniqueFd& directory, const struct stat& info,
                                                const FileUser& user);
+  absl::StatusOr<RootAttachment> AttachBucket(const std::string& url, const FileUser& user);
   RootAttachment Make(RootToOpen directory, const storage::v1::KnownRoot& root);
   absl::StatusOr<RootAttachment> TryReopen(const storage::v1::KnownRoot& root);
 

@@ -100,6 +100,20 @@ TEST_F(RootAttacherTest, TellsWhereTheRootReallyIs) {
   EXPECT_EQ(given_.own_path, root());
 }
 
+TEST_F(RootAttacherTest, RootInABucketHasOneNameAndIsNotRemembered) {
+  const auto attachment = attacher_->Attach(UniqueFd(), "s3://bucket/run/", me_);
+  ASSERT_TRUE(attachment.ok()) << attachment.status();
+  EXPECT_EQ(attachment->path, "s3://bucket/run");
+  EXPECT_EQ(attachment->remember, nullptr) << "the next daemon would take it from one on another node";
+  EXPECT_TRUE(attachment->make_io().ok());
+  EXPECT_TRUE(given_.is_bucket);
+  EXPECT_EQ(given_.path, "s3://bucket/run");
+  const auto same = attacher_->Attach(UniqueFd(), "s3://bucket/run", me_);
+  EXPECT_EQ(same->inode, attachment->inode);
+  EXPECT_NE(attacher_->Attach(UniqueFd(), "s3://bucket/run2", me_)->inode, attachment->inode);
+  EXPECT_TRUE(absl::IsInvalidArgument(attacher_->Attach(UniqueFd(), "s3://b", me_).status()));
+}
+
 TEST_F(RootAttacherTest, RefusesAndDoesNotRememberAFile) {
   UniqueFd file(::open((std::string(folder_) + "/file").c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0600));
   EXPECT_EQ(ReasonOf(attacher_->Attach(std::move(file), "/file", me_).status()), "INVALID_PATH");

@@ -16,6 +16,7 @@
 #include "daemon/sessions/peer_table.h"
 #include "storage/base/errors.h"
 #include "storage/base/status_macros.h"
+#include "storage/object/bucket_url.h"
 
 namespace ckptd {
 namespace {
@@ -44,6 +45,7 @@ absl::StatusOr<RootAttachment> OpenRootOf(ServiceContext& context, const Caller&
   if (const std::optional<mode_t> umask = UmaskOfPeer(peer.pid)) {
     user.umask = std::make_shared<std::atomic<mode_t>>(*umask);
   }
+  if (IsBucketUrl(path)) return context.make_attachment(UniqueFd(), path, user);
   absl::StatusOr<Handle> directory = -1;
   if (caller.may_name_paths) {
     directory = OpenRootDirectory(path, user);

@@ -16,6 +16,7 @@
 #include "daemon/handoff/handoff_server_impl.h"
 #include "storage/base/errors.h"
 #include "storage/base/status_macros.h"
+#include "storage/object/bucket_url.h"
 
 namespace ckptd {
 namespace {
@@ -119,13 +120,23 @@ absl::Status HandoffServer::Impl::Hello(HandoffConnection& connection, const v1:
 
 absl::Status HandoffServer::Impl::AttachRoot(HandoffConnection& connection, const v1::AttachRoot& request,
                                              std::vector<UniqueFd> descriptors, uint64_t ticket) {
-  if (descriptors.size() != 1) {
-    return InvalidArgument(absl::StrCat("AttachRoot takes one descriptor and got ", descriptors.size()));
-  }
   const std::string& path = request.path();
-  if (path.empty() || path.front() != '/' || path.size() > kMaxPathLength || !Printable(path)) {
+  const bool is_bucket = IsBucketUrl(path);
+  if (descriptors.size() != (is_bucket ? 0 : 1)) {
+    return InvalidArgument(absl::StrCat(
+        "AttachRoot takes one descriptor, and none with the URL of a bucket, and got ", descriptors.size()));
+  }
+  if (path.empty() || (path.front() != '/' && !is_bucket) || path.size() > kMaxPathLength ||
+      !Printable(path)) {
     return InvalidArgument(absl::StrCat("AttachRoot needs an absolute path of at most ", kMaxPathLength,
-                                        " printable characters, for messages"));
+                                        " printable characters, for messages; or the URL of a bucket"));
+  }
+  const auto reply = [replies = replies_, id = connection.id, ticket](absl::StatusOr<std::string> root) {
+    replies->Push({id, ticket, std::move(root)});
+  };
+  if (is_bucket) {
+    delegate_->AttachRoot(connection.session, UniqueFd(), path, reply);
+    return absl::OkStatus();
   }
   // AT_STATX_DONT_SYNC: does not ask a file server, which may not answer.
   struct statx info {};
@@ -133,10 +144,7 @@ absl::Status HandoffServer::Impl::AttachRoot(HandoffConnection& connection, cons
     return ErrnoError(errno, "statx of the root's descriptor");
   }
   if (!S_ISDIR(info.stx_mode)) return InvalidArgument("the descriptor of AttachRoot is not a directory");
-  delegate_->AttachRoot(connection.session, std::move(descriptors[0]), path,
-                        [replies = replies_, id = connection.id, ticket](absl::StatusOr<std::string> root) {
-                          replies->Push({id, ticket, std::move(root)});
-                        });
+  delegate_->AttachRoot(connection.session, std::move(descriptors[0]), path, reply);
   return absl::OkStatus();
 }
 

@@ -386,6 +386,21 @@ TEST_F(HandoffServerTest, HandsARootOnAndAnswersFromAnotherThread) {
   EXPECT_EQ(refused->response.error().message(), "another daemon has it");
 }
 
+TEST_F(HandoffServerTest, HandsTheUrlOfABucketOnWithoutADescriptor) {
+  Start();
+  Client client = ConnectAndGreet();
+  client.Send(AttachRequest("s3://bucket/run"), {});
+  auto attach = delegate_.WaitAttach();
+  ASSERT_TRUE(attach.has_value());
+  EXPECT_EQ(attach->path, "s3://bucket/run");
+  EXPECT_LT(attach->root.get(), 0);
+  attach->reply(std::string("root"));
+  EXPECT_EQ(client.Receive()->response.attach_root().root(), "root");
+  const auto with_one =
+      client.Ask(AttachRequest("s3://bucket/run"), Descriptors({OpenPath(folder_, O_RDONLY).release()}));
+  EXPECT_EQ(with_one.error().reason(), "INVALID_ARGUMENT");
+}
+
 TEST_F(HandoffServerTest, AnswersInTheOrderOfTheRequests) {
   Start();
   Client client = ConnectAndGreet();

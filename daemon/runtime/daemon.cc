@@ -107,6 +107,12 @@ int OpenSignals() {
   return ::signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK);
 }
 
+std::string HostName() {
+  char name[256] = {};
+  ::gethostname(name, sizeof(name) - 1);
+  return name;
+}
+
 LogField ErrorField(const absl::Status& status) { return {"error", std::string(status.message())}; }
 
 std::string ClusterText(const v1::Status& status) {
@@ -162,6 +168,7 @@ class Daemon {
   absl::Status StartCluster(const GrpcEtcd::Post& post);
   EngineOptions OptionsOfEngine(const config::v1::DaemonConfig& config);
   absl::StatusOr<RootAccess> OpenRoot(RootToOpen root);
+  absl::StatusOr<RootAccess> OpenBucketRoot(const RootToOpen& root);
   void SetLimits(const config::v1::DaemonConfig& config);
   absl::Status SetPool(const config::v1::DaemonConfig& config);
   absl::Status SetSharedFolders(const SharedFolders& folders);
@@ -428,7 +435,19 @@ EngineOptions Daemon::OptionsOfEngine(const config::v1::DaemonConfig& config) {
   return options;
 }
 
+absl::StatusOr<RootAccess> Daemon::OpenBucketRoot(const RootToOpen& root) {
+  CKPTD_RETURN_IF_ERROR(uploads_->CheckRights(root.user.uid, root.path));
+  CKPTD_ASSIGN_OR_RETURN(
+      std::unique_ptr<LocalRootIo> io,
+      root_ios_->MakeBucket({.url = root.path,
+                             .uid = root.user.uid,
+                             .owner = absl::StrCat("on ", HostName(), " (process ", ::getpid(), ")"),
+                             .parallel_parts = config_.upload().parallel_parts()}));
+  return RootAccess(std::move(io));
+}
+
 absl::StatusOr<RootAccess> Daemon::OpenRoot(RootToOpen root) {
+  if (root.is_bucket) return OpenBucketRoot(root);
   UniqueFd directory(::fcntl(root.directory.get(), F_DUPFD_CLOEXEC, 3));
   if (!directory) return ErrnoError(errno, absl::StrCat("duplicating the descriptor of ", root.path));
   std::unique_ptr<UploadIo> uploads = uploads_->ForRoot(std::move(directory), root.user);
