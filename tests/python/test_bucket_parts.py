@@ -14,7 +14,7 @@ from typing import List, Tuple
 import ckptd
 import pytest
 from ckptd._roots.bucket.parts import Part, parts_of
-from ckptd._roots.bucket.url import parse_bucket_url
+from ckptd._bucket_url import parse_bucket_url
 from ckptd._roots.parallel import in_parallel, pause
 from harness.waiting import until
 

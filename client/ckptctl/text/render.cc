@@ -78,9 +78,13 @@ std::string Checkpoints(const v1::Run& run) {
       run.trash_bytes() > 0 ? absl::StrCat(", ", HumanBytes(run.trash_bytes()), " in trash") : "");
 }
 
+// A bucket has as much room as is paid for.
+constexpr int64_t kNoLimit = int64_t{1} << 59;
+
 std::string Root(const v1::RootProbe& probe) {
-  std::string text = absl::StrCat(probe.file_system(), ", ", probe.io_backend(), " (",
-                                  probe.io_backend_cause(), "), ", HumanBytes(probe.free_bytes()), " free");
+  std::string text =
+      absl::StrCat(probe.file_system(), ", ", probe.io_backend(), " (", probe.io_backend_cause(), ")");
+  if (probe.free_bytes() < kNoLimit) absl::StrAppend(&text, ", ", HumanBytes(probe.free_bytes()), " free");
   if (!probe.direct_io()) absl::StrAppend(&text, ", no direct I/O");
   if (!probe.fallocate()) absl::StrAppend(&text, ", no fallocate");
   if (!probe.rename_exchange()) absl::StrAppend(&text, ", no exchange of names");

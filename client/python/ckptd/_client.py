@@ -6,9 +6,10 @@ import weakref
 from typing import Any, Optional, Sequence, Union
 
 from ckptd import errors
+from ckptd._bucket_url import is_bucket_url
 from ckptd._checkpoint_paths import has_manifest
 from ckptd._membership.membership import JoinOptions
-from ckptd._paths import directory_path
+from ckptd._paths import root_name
 from ckptd._run_reader import DaemonRoot
 from ckptd._saving.save_watcher import SaveWatcher
 from ckptd._session.connection import Connection
@@ -52,12 +53,20 @@ def connect(endpoint: Optional[str] = None, timeout: Optional[float] = None) -> 
         time.sleep(_RETRY_SECONDS)  # There is no event to wait for while a daemon starts.
 
 
-def _root_path(root: "Union[str, os.PathLike[str]]") -> str:
-    """Returns the absolute path of a root. Refuses a checkpoint: the daemon would make a root's files in it."""
-    path = directory_path(root)
-    if has_manifest(path):
-        raise errors.invalid(f"the root is {path}, which is a checkpoint; name the directory that holds it, {os.path.dirname(path)}")
-    return path
+def _root_name(root: "Union[str, os.PathLike[str]]") -> str:
+    """Returns the absolute path of a root, or its URL. Refuses a checkpoint: the daemon would make a root's files in it."""
+    name = root_name(root)
+    if not is_bucket_url(name) and has_manifest(name):
+        raise errors.invalid(f"the root is {name}, which is a checkpoint; name the directory that holds it, {os.path.dirname(name)}")
+    return name
+
+
+def _check_bucket_root(url: str, upload: Optional[Upload], share_unchanged: bool) -> None:
+    """Raises errors.Refused for options that a root in a bucket does not have."""
+    if upload is not None:
+        raise errors.invalid(f"the root is {url}, a bucket itself, and upload= was given; leave it out, or use a directory as the root")
+    if share_unchanged:
+        raise errors.invalid(f"the root is {url}, and share_unchanged=True was given; only a directory shares files: leave it out")
 
 _STAGING_SECONDS = 600.0  # The longest that close() waits for copies from devices.
 
@@ -99,10 +108,11 @@ class Client:
         upload: Optional[Upload] = None,
         share_unchanged: bool = False,
     ) -> Run:
-        """Joins the job's series of checkpoints in a directory.
+        """Joins the job's series of checkpoints in a directory, or in a bucket.
 
         Args:
-            root (str or os.PathLike): the directory, which is made if it is missing.
+            root (str or os.PathLike): the directory, which is made if it is missing; or ``s3://BUCKET/PREFIX``, for a run
+                on one node, whose checkpoints then never touch a disk.
             rank (int, optional): this process's rank. Default: the process group's, else ``$RANK``, else 0
             world_size (int, optional): the number of ranks. Default: the process group's, else
                 ``$WORLD_SIZE``, else 1
@@ -133,10 +143,13 @@ class Client:
             Refused: the root cannot be used, or an argument does not fit it.
             Unavailable: no daemon answers.
         """
+        name = _root_name(root)
+        if is_bucket_url(name):
+            _check_bucket_root(name, upload, share_unchanged)
         return Run(
             self._connection,
             self._watcher,
-            _root_path(root),
+            name,
             rank,
             world_size,
             JoinOptions(
@@ -161,7 +174,9 @@ class Client:
             Unavailable: no daemon answers.
         """
         self._connection.check_usable()
-        return DaemonRoot(self._connection, _root_path(root), keep_alive=self)
+        if is_bucket_url(root):  # Its daemon would take the run from the one of the job that trains.
+            raise errors.invalid(f"client.open() reads directories, and {root} is in a bucket; write ckptd.open_root({str(root)!r})")
+        return DaemonRoot(self._connection, _root_name(root), keep_alive=self)
 
     def status(self) -> Any:
         """Returns the daemon's status, the message ``ckptd.v1.Status``.

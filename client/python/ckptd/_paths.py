@@ -1,4 +1,4 @@
-"""Paths that users name: a local directory, never a URL; and what a checkpoint's name says."""
+"""Paths that users name: a local directory, or a root in a bucket; and what a checkpoint's name says."""
 
 import errno
 import os
@@ -7,6 +7,7 @@ import stat
 from typing import Any, Optional, Union
 
 from ckptd import errors
+from ckptd._bucket_url import is_bucket_url, parse_bucket_url
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 
@@ -37,6 +38,14 @@ def directory_path(path: "Union[str, os.PathLike[str]]", what: str = "root") -> 
             "directory of that name"
         )
     return os.path.abspath(expanded)
+
+
+def root_name(root: "Union[str, os.PathLike[str]]") -> str:
+    """Returns the absolute path of a root that a user names, or the URL of one in a bucket, without a slash at its end.
+
+    Raises as directory_path(); errors.Refused: the URL is none of a bucket.
+    """
+    return str(parse_bucket_url(str(root))) if is_bucket_url(root) else directory_path(root)
 
 
 def check_folder(folder: str, what: str) -> None:

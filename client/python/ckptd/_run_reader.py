@@ -96,7 +96,7 @@ class RunReader:
 
         tag = tag_text(tag)
         path = os.path.join(self.root, tag)
-        if tag != "latest" and os.path.islink(path):
+        if tag != "latest" and not self._access.directory.is_bucket and os.path.islink(path):
             root, linked = os.path.split(os.path.realpath(path))
             if root != os.path.realpath(self.root):
                 return open_root(root).open(linked, strict=strict, background=background)

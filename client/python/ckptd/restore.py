@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
 from ckptd import errors
+from ckptd._bucket_url import is_bucket_url
 from ckptd._checkpoint_info import CheckpointInfo, info_of_message, info_of_unreadable
 from ckptd._membership.membership import RPC_SECONDS
 from ckptd._memory import native
@@ -23,7 +24,6 @@ from ckptd._reading.read_reports import ReadReporter
 from ckptd._reading.resident_files import ResidentFiles
 from ckptd._reading.verified_file import RemoteFile, VerifiedFile
 from ckptd._roots.bucket.bucket import Bucket
-from ckptd._roots.bucket.url import is_bucket_url
 from ckptd._roots.directory import Directory
 from ckptd._roots.parallel import in_parallel
 from ckptd._roots.place import CheckpointFiles, Place, no_checkpoint

@@ -12,7 +12,7 @@ from ckptd._checkpoint_info import CheckpointInfo, info_of_message
 from ckptd._membership.launch import find_launch
 from ckptd._membership.membership import RPC_SECONDS, Joined, JoinOptions, Membership
 from ckptd._memory import native
-from ckptd._paths import directory_path, tag_text
+from ckptd._paths import root_name, tag_text
 from ckptd._reading.read_reports import ResumeReporter
 from ckptd._run_reader import WAIT_GRACE_SECONDS
 from ckptd._run_retention import RetainedRun
@@ -34,6 +34,8 @@ __all__ = ["CheckpointInfo", "Run"]
 
 T = TypeVar("T")
 _log = logging.getLogger("ckptd")
+_PREFETCH_SECONDS = 60.0
+_SLOWEST_BUCKET = 1e6  # Bytes per second.
 
 
 class Run(RetainedRun):
@@ -42,7 +44,7 @@ class Run(RetainedRun):
     Thread-safe. Calls that need the daemon wait while it restarts.
 
     Attributes:
-        root (str): the absolute path of the root.
+        root (str): the absolute path of the root, or its URL.
         rank (int): this process's rank.
         world_size (int): the number of ranks.
     """
@@ -59,7 +61,7 @@ class Run(RetainedRun):
         local_ranks: Optional[Sequence[int]] = None,
     ) -> None:
         connection.check_usable()
-        self.root = directory_path(root)
+        self.root = root_name(root)
         launch = find_launch(rank, world_size, local_ranks)
         self.rank = launch.rank
         self.world_size = launch.world_size
@@ -269,7 +271,20 @@ class Run(RetainedRun):
         if not response.HasField("checkpoint"):
             return Checkpoint(None, None)
         info = info_of_message(response.checkpoint)
+        if self._membership.directory.is_bucket:
+            self._read_into_memory(joined, info)
         return self._opened(joined, response, ResumeReporter(self._membership, info, finish_timeout))
+
+    def _read_into_memory(self, joined: Joined, info: CheckpointInfo) -> None:
+        """Has the daemon read a checkpoint from the bucket once for all ranks, by several requests at a time.
+
+        Best effort: without memory for it each rank has the daemon read what it loads.
+        """
+        request = messages.PrefetchRequest(name=f"{joined.run}/checkpoints/{info.tag}")
+        try:
+            joined.session.call(joined.session.admin.Prefetch, request, _PREFETCH_SECONDS + info.bytes / _SLOWEST_BUCKET)
+        except errors.CkptdError as error:
+            _log.info("ckptd: %s of %s is read piece by piece: %s", info.tag, self.root, error)
 
     def _ask_resume(self, timeout: float, strict: bool, allow_suspect: bool) -> Any:
         """Returns (joined, the daemon's answer to Resume)."""

@@ -15,6 +15,7 @@ import time
 from typing import Any, Callable, Deque, Iterable, List, NamedTuple, Optional, Set, Tuple, TypeVar
 
 from ckptd import errors
+from ckptd._bucket_url import is_bucket_url
 from ckptd._membership.launch import Launch, process_id
 from ckptd._membership.rank_holders import ordinals_of, replace_older
 from ckptd._membership.unended_save import Recovery, UnendedSave, Watcher
@@ -77,12 +78,16 @@ def _has_file(path: str) -> bool:
 class RootDirectory:
     """The root directory of a run, made if it is missing unless `make` is false.
 
-    `descriptor` is None where this process cannot open it, as in another container; `error` says why.
+    `descriptor` is None where this process cannot open it, as in another container; `error` says why. It is also None of
+    a root in a bucket, which only the daemon reads and writes.
     """
 
     def __init__(self, path: str, make: bool = True) -> None:
         self.descriptor: Optional[int] = None
         self.error = ""
+        self.is_bucket = is_bucket_url(path)
+        if self.is_bucket:
+            return
         deadline = time.monotonic() + STALE_SECONDS
         while not self._open(path, make) and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -148,7 +153,7 @@ class Membership:
         """Does not join yet.
 
         Args:
-            root: absolute path of the root directory.
+            root: absolute path of the root directory, or the URL of a root in a bucket.
             keep_alive: referred to as long as this object lives: what closes the connection when it is
                 collected.
         """
@@ -256,7 +261,7 @@ class Membership:
         self._assign([save], joined.session)
 
     def _join(self, session: Session, orphaned: "Iterable[UnendedSave]", timeout: float) -> Any:
-        if session.handoff is not None and self.directory.descriptor is None:
+        if session.handoff is not None and self.directory.descriptor is None and not self.directory.is_bucket:
             raise errors.Refused(
                 f"the root {self.root} cannot be opened: {self.directory.error}", reason="ROOT_UNSUITABLE"
             )

@@ -6,6 +6,8 @@ import weakref
 import zlib
 from typing import Any, Dict, Protocol, Tuple
 
+from ckptd._bucket_url import is_bucket_url
+
 _lock = threading.Lock()
 
 
@@ -60,10 +62,14 @@ _ordinals: "weakref.WeakKeyDictionary[Any, Dict[Tuple[str, int], Ordinals]]" = w
 _holders: "weakref.WeakValueDictionary[Tuple[str, int], Holder]" = weakref.WeakValueDictionary()
 
 
+def _real(root: str) -> str:
+    return root if is_bucket_url(root) else os.path.realpath(root)
+
+
 def ordinals_of(connection: Any, root: str, rank: int) -> Ordinals:
     """Returns the ordinals that all Run objects of one connection share for a rank of a root."""
     with _lock:
-        return _ordinals.setdefault(connection, {}).setdefault((os.path.realpath(root), rank), Ordinals())
+        return _ordinals.setdefault(connection, {}).setdefault((_real(root), rank), Ordinals())
 
 
 def replace_older(holder: Holder) -> None:
@@ -71,7 +77,7 @@ def replace_older(holder: Holder) -> None:
 
     Those of the same connection share one membership in the daemon, and stay usable.
     """
-    key = (os.path.realpath(holder.root), holder.rank)
+    key = (_real(holder.root), holder.rank)
     with _lock:
         older = _holders.get(key)
         _holders[key] = holder

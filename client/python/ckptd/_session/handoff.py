@@ -12,7 +12,7 @@ import struct
 import threading
 import time
 import weakref
-from typing import Any, List, Sequence, Tuple
+from typing import Any, List, Optional, Sequence, Tuple
 
 from google.protobuf.message import DecodeError
 
@@ -68,10 +68,13 @@ class Handoff:
         """Opens the session; returns the daemon's HelloResponse with the session's token."""
         return self._ask(handoff.HandoffRequest(hello=hello), (), timeout)[0].hello
 
-    def attach_root(self, descriptor: int, path: str, timeout: float) -> str:
-        """Passes the descriptor of a root directory to the daemon; returns the root's handle in this session."""
+    def attach_root(self, descriptor: Optional[int], path: str, timeout: float) -> str:
+        """Passes the descriptor of a root directory to the daemon; returns the root's handle in this session.
+
+        None: `path` is the URL of a root in a bucket.
+        """
         request = handoff.HandoffRequest(attach_root=handoff.AttachRoot(path=path))
-        return str(self._ask(request, [descriptor], timeout)[0].attach_root.root)
+        return str(self._ask(request, [] if descriptor is None else [descriptor], timeout)[0].attach_root.root)
 
     def fetch_segments(
         self, ids: Sequence[int], timeout: float, read_only: bool = False

@@ -146,11 +146,10 @@ class Session:
         """Returns the handle of a root directory in this session.
 
         Args:
-            descriptor: of the directory. None only where the session has no hand-off connection.
-            path: of the directory, as the daemon sees it.
+            descriptor: of the directory. None where the session has no hand-off connection, and of a root in a bucket.
+            path: of the directory, as the daemon sees it; or the URL of a root in a bucket.
         """
         if self.handoff is not None:
-            assert descriptor is not None
             return self.handoff.attach_root(descriptor, path, timeout)
         return str(self.call(self.checkpoints.OpenRoot, messages.OpenRootRequest(path=path), timeout).root)
 

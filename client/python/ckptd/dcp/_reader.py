@@ -13,9 +13,9 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from ckptd import errors
+from ckptd._bucket_url import is_bucket_url
 from ckptd._checkpoint_paths import is_in_root, manifest_missing, warn_unverified
 from ckptd._paths import open_regular
-from ckptd._roots.bucket.url import is_bucket_url
 from ckptd._torch.reading import key_prefix
 from ckptd.dcp import _directory, _names
 from ckptd.dcp._hugging_face import safetensors

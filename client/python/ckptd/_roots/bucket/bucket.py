@@ -4,13 +4,13 @@ import logging
 from typing import Any, Callable, Dict, List, Optional, Tuple, TypeVar
 
 from ckptd import errors
+from ckptd._bucket_url import parse_bucket_url
 from ckptd._checkpoint_info import CheckpointInfo, info_of_manifest, info_of_unreadable
 from ckptd._paths import is_tag
 from ckptd._reading.manifest import HEAD_BYTES, MANIFEST, MOST_BYTES, components_of, corrupt_manifest, parse_head, parse_manifest
 from ckptd._reading.verified_file import VerifiedFile, removed_while_read
 from ckptd._roots.bucket.client import CONNECTIONS, make_client
 from ckptd._roots.bucket.index import FOLDER, is_same_checkpoint, summaries_of_names
-from ckptd._roots.bucket.url import parse_bucket_url
 from ckptd._roots.parallel import in_parallel
 from ckptd._roots.place import no_checkpoint
 
@@ -88,7 +88,7 @@ class Bucket:
 
     def _summary(self, tag: str) -> Any:
         what = f"{self.name}/{tag}"
-        data, size = self._store.read_start(f"{self._base}{tag}/{MANIFEST}", HEAD_BYTES)
+        data, size = _manifest_start(self._store, f"{self._base}{tag}/{MANIFEST}")
         head = parse_head(data, what)
         if size != HEAD_BYTES + head.body_bytes:
             raise corrupt_manifest(what, f"it has {size} bytes, and its head says {HEAD_BYTES + head.body_bytes}")
@@ -124,6 +124,8 @@ class BucketFiles:
 
     def _read_manifest(self) -> Tuple[Any, Dict[str, Any]]:
         data = self._store.read_all(self._base + MANIFEST, MOST_BYTES + 1)
+        if not data:
+            raise _no_manifest(self._what)
         self._head = data[:HEAD_BYTES]
         summary, records = parse_manifest(data, self._what)
         _check_tag(summary, self._tag, self._what)
@@ -145,7 +147,7 @@ class BucketFiles:
         A removal takes the manifest away before the files, and an upload puts it there after them.
         """
         try:
-            head, _ = self._store.read_start(self._base + MANIFEST, HEAD_BYTES)
+            head, _ = _manifest_start(self._store, self._base + MANIFEST)
         except errors.NotFound as error:
             return removed_while_read(self._tag) if error.reason == "NO_OBJECT" else error
         if head == self._head:
@@ -160,6 +162,18 @@ class BucketFiles:
 def _is_confirmed(named: Any, found: Any) -> bool:
     """Returns whether a manifest is the one of a name; `found` as in _find(), or None if there is none."""
     return found is not None and not isinstance(found, errors.CkptdError) and is_same_checkpoint(named, found)
+
+
+def _manifest_start(store: Any, key: str) -> Tuple[Any, int]:
+    """Returns the head of a manifest, and its size. One without a byte is none: a save was given up there."""
+    data, size = store.read_start(key, HEAD_BYTES)
+    if size == 0:
+        raise _no_manifest(key)
+    return data, size
+
+
+def _no_manifest(what: str) -> errors.NotFound:
+    return errors.NotFound(f"{what} has no manifest: a save was given up there", reason="NO_OBJECT")
 
 
 def _check_tag(summary: Any, tag: str, what: str) -> None:
