@@ -336,8 +336,11 @@ LAYERS: List[Tuple[str, List[Tuple[str, str]]]] = [
             ("metrics", "/metrics"),
         ],
     ),
-    ("daemon/root_io/", [("local", "roots of one node"), ("shared", "roots of several")]),
-    ("daemon/root_io/", [("common", "what is done alike in both")]),
+    (
+        "daemon/root_io/",
+        [("local", "roots of one node"), ("bucket", "in a bucket"), ("shared", "roots of several")],
+    ),
+    ("daemon/root_io/", [("common", "what is done alike in all")]),
     (
         "daemon/",
         [
@@ -372,8 +375,11 @@ LAYERS: List[Tuple[str, List[Tuple[str, str]]]] = [
             ("etcd", "what it is asked"),
         ],
     ),
+    (
+        "storage/commit/",
+        [("local", "a root of one node"), ("bucket", "in a bucket"), ("shared", "of several nodes")],
+    ),
     ("storage/", [("bucket", "checkpoints in a bucket")]),
-    ("storage/commit/", [("local", "a root of one node"), ("shared", "a root of several nodes")]),
     ("storage/commit/shared/", [("save", "in flight, published, removed")]),
     ("storage/commit/shared/", [("trials", "what nodes try together")]),
     ("storage/commit/shared/", [("run", "its id, record and term")]),
