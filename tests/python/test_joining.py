@@ -161,10 +161,11 @@ def test_root_that_is_no_local_directory_is_refused_everywhere(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_bucket_is_no_root_that_a_run_saves_to_or_a_daemon_reads(client: ckptd.Client) -> None:
-    for use in (lambda: client.run("s3://bucket/run"), lambda: client.open("s3://bucket/run")):
-        with pytest.raises(ckptd.Refused, match="a URL; ckptd saves into directories of this machine only"):
-            use()
+def test_root_in_a_bucket_is_not_opened_beside_its_job_and_needs_a_good_url(client: ckptd.Client) -> None:
+    with pytest.raises(ckptd.Refused, match=r"ckptd\.open_root\('s3://bucket/run'\)"):
+        client.open("s3://bucket/run")
+    with pytest.raises(ckptd.Refused, match="no name of a bucket"):
+        client.run("s3://Bucket/run")
 
 
 def test_tilde_in_a_root_is_the_home_directory(
