@@ -119,7 +119,7 @@ def test_programs_without_a_daemon_read_what_the_run_has_saved(
     assert [info.tag for info in ckptd.open_root(root.url).list()] == ["step_1"]
     with pytest.raises(ckptd.NotFound):
         ckptd.open_root(root.url).open("step_2")
-    assert "NO_CHECKPOINT" in root.tool("verify", f"{root.url}/step_2", code=1)
+    assert "NO_CHECKPOINT" in root.tool("fetch", f"{root.url}/step_2", str(tmp_path / "disk"), code=1)
     with ckptd.open_root(root.url).open() as checkpoint:
         assert checkpoint.read("folder/data.bin") == data
     assert "step_1" in root.tool("list", root.url)
