@@ -43,8 +43,8 @@ class HandoffDelegate {
 
   using AttachReply = absl::AnyInvocable<void(absl::StatusOr<std::string>)>;
   // `root` is a directory, possibly open with O_PATH. The server has not touched its file system, which could
-  // hang. `path` is absolute and only for messages; or it is the URL of a bucket, without a `root`. `reply` may be called on any thread, at once or later,
-  // even when the session or the server is gone.
+  // hang. `path` is absolute and only for messages; or it is the URL of a bucket, without a `root`. `reply` may
+  // be called on any thread, at once or later, even when the session or the server is gone.
   virtual void AttachRoot(const SessionInfo& session, UniqueFd root, std::string path, AttachReply reply) = 0;
 };
 

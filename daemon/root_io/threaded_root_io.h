@@ -74,8 +74,8 @@ class ThreadedRootIoFactory {
   const std::shared_ptr<EngineGate> gate_;
   const std::shared_ptr<ChecksumPool> checksums_;  // Of what is written.
   const std::shared_ptr<ChecksumPool> checks_;     // Of resident copies.
-  // By device, "8:1", or by the bucket root's URL; "ask-8:1" answers queries, "scrub-8:1" reads back and removes, "try-8:1" tries
-  // it with other nodes.
+  // By device, "8:1", or by the URL of a root in a bucket. "ask-8:1" answers queries, "scrub-8:1" reads back and
+  // removes, "try-8:1" tries it with other nodes.
   std::map<std::string, std::shared_ptr<FileSystemWorkers>> workers_;
   std::map<std::string, std::weak_ptr<char>> devices_;  // In use by a RootIo.
   // Threads whose last RootIo is gone, not joined yet.

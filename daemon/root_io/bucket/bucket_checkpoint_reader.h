@@ -1,5 +1,5 @@
-// Reads one committed checkpoint of a root in a bucket. Nothing there is held for it: if the checkpoint is removed, the
-// next read fails with NO_CHECKPOINT, and bytes of two checkpoints are never mixed.
+// Reads one committed checkpoint of a root in a bucket. Nothing there is held for it: if the checkpoint is
+// removed, the next read fails with NO_CHECKPOINT, and bytes of two checkpoints are never mixed.
 #ifndef CKPTD_DAEMON_ROOT_IO_BUCKET_BUCKET_CHECKPOINT_READER_H_
 #define CKPTD_DAEMON_ROOT_IO_BUCKET_BUCKET_CHECKPOINT_READER_H_
 

@@ -28,7 +28,8 @@ using storage::v1::Damage;
 using storage::v1::ManifestSummary;
 using storage::v1::PartRecord;
 
-// Of one request with all of its tries. Ranks wait for those of the first kind, and are told the store's error.
+// Of one request with all of its tries. Ranks wait for those of the first kind, and are told the store's
+// error.
 constexpr Duration kQuickLimit = std::chrono::seconds(20);
 constexpr Duration kLimit = std::chrono::seconds(60);
 constexpr int64_t kNoLimitBytes = int64_t{1} << 60;
@@ -214,7 +215,8 @@ class BucketRootIo : public LocalRootIo {
     On(threads_.metadata, std::move(done), [id](State& state) -> absl::Status {
       CKPTD_ASSIGN_OR_RETURN(const std::shared_ptr<BucketSave> save, state.Find(id));
       state.inflight.erase(id);
-      // What could not be removed is removed later, and no daemon takes it for a checkpoint: nothing to wait for.
+      // What could not be removed is removed later, and no daemon takes it for a checkpoint: nothing to wait
+      // for.
       state.root->Discard(*save).IgnoreError();
       if (!save->has_replaced) return absl::OkStatus();
       return absl::AbortedError(

@@ -1,8 +1,8 @@
 // LocalRootIo on a bucket: BucketRootStore behind threads.
 //
-// Parts go from memory to the bucket without a disk. A bucket has no trash, no pointer files and nothing to adopt. A root
-// has its own metadata worker, queries and scrubber, as a file system has; parts of all roots are sent by the threads of
-// `senders`. No call waits longer for the server than the store's time limit.
+// Parts go from memory to the bucket without a disk. A bucket has no trash, no pointer files and nothing to
+// adopt. A root has its own metadata worker, queries and scrubber, as a file system has; parts of all roots
+// are sent by the threads of `senders`. No call waits longer for the server than the store's time limit.
 #ifndef CKPTD_DAEMON_ROOT_IO_BUCKET_BUCKET_ROOT_IO_H_
 #define CKPTD_DAEMON_ROOT_IO_BUCKET_BUCKET_ROOT_IO_H_
 

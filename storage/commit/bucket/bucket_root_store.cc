@@ -1,6 +1,7 @@
 #include "storage/commit/bucket/bucket_root_store.h"
 
 #include <algorithm>
+#include <chrono>
 #include <map>
 
 #include "absl/strings/match.h"
@@ -25,6 +26,9 @@ using storage::v1::FileRecord;
 using storage::v1::ManifestSummary;
 using storage::v1::PartRecord;
 using storage::v1::SharedRunRecord;
+
+// Credentials that have expired may be for good, and a private daemon ends when nothing is sealed any more.
+constexpr Duration kPatience = std::chrono::hours(1);
 
 bool IsNoObject(const absl::Status& status) { return ReasonOf(status) == "NO_OBJECT"; }
 bool Exists(const absl::Status& status) { return ReasonOf(status) == "OBJECT_EXISTS"; }
@@ -77,7 +81,8 @@ absl::StatusOr<std::unique_ptr<BucketRootStore>> BucketRootStore::Open(ObjectSto
   return root;
 }
 
-// The record of the highest term. The daemon of an earlier one writes it no more: it looks at the term before.
+// The record of the highest term. The daemon of an earlier one writes it no more: it looks at the term
+// before.
 absl::Status BucketRootStore::LoadRecord() {
   std::map<int64_t, std::string> found;
   std::string next;
@@ -346,8 +351,14 @@ PublishResult BucketRootStore::Publish(BucketSave& save, const ManifestSummary& 
   if (!manifest.ok()) return Failed(manifest.status());
   const absl::StatusOr<std::string> text = EncodeManifest(*manifest);
   if (!text.ok()) return Failed(text.status());
-  if (const absl::Status ours = CheckTerm(*store_, keys_, term_); !ours.ok()) return Failed(ours);
-  if (std::optional<PublishResult> not_yet = Commit(save, *manifest, *text)) return *std::move(not_yet);
+  std::optional<PublishResult> not_yet;
+  if (const absl::Status ours = CheckTerm(*store_, keys_, term_); !ours.ok()) not_yet = Failed(ours);
+  if (!not_yet.has_value()) not_yet = Commit(save, *manifest, *text);
+  if (not_yet.has_value()) {
+    if (!save.unanswered_since.has_value()) save.unanswered_since = clock_->Now();
+    not_yet->retryable &= clock_->Now() - *save.unanswered_since < kPatience;
+    return *std::move(not_yet);
+  }
   if (!ForgetUnended(*store_, keys_, save.id).ok())
     Leave({save.id, WhoEnds::kItself, /*has_committed=*/true});
   return {PublishOutcome::kCommitted, absl::OkStatus()};

@@ -1,17 +1,17 @@
-// A root in a bucket: what RootStore (storage/commit/local/root_store.h) is for a root on a disk. bucket_keys.h says what
-// lies where. A save:
+// A root in a bucket: what RootStore (storage/commit/local/root_store.h) is for a root on a disk.
+// bucket_keys.h says what lies where. A save:
 //
-// 1. Check the term (bucket_term.h). Say that the save has begun, and claim the tag (unended.h). A tag that has a
-//    checkpoint is refused.
+// 1. Check the term (bucket_term.h). Say that the save has begun, and claim the tag (unended.h). A tag that
+//    has a checkpoint is refused.
 // 2. For each part: put the list of its files, send these, and put the part record.
 // 3. Check the term, and put the manifest, on the condition that there is none: the commit.
 // 4. Remove the claim and the lists.
 //
-// A daemon that dies in between leaves what the next one to open the root removes. What is committed has no other
-// state than its manifest.
+// A daemon that dies in between leaves what the next one to open the root removes. What is committed has no
+// other state than its manifest.
 //
-// Every call blocks on the server. CheckTarget, WritePart, RemoveLeft, OpenCheckpoint and contents may run on any thread
-// beside the others, of which one runs at a time.
+// Every call blocks on the server. CheckTarget, WritePart, RemoveLeft, OpenCheckpoint and contents may run on
+// any thread beside the others, of which one runs at a time.
 #ifndef CKPTD_STORAGE_COMMIT_BUCKET_BUCKET_ROOT_STORE_H_
 #define CKPTD_STORAGE_COMMIT_BUCKET_BUCKET_ROOT_STORE_H_
 
@@ -51,14 +51,15 @@ struct BucketRootOptions {
 struct BucketSave {
   UnendedId id;
   std::atomic<bool> has_tried_to_commit = false;
-  bool has_replaced = false;  // Begin has removed a checkpoint that had the tag.
+  std::optional<Instant> unanswered_since;  // Its commit has not been answered.
+  bool has_replaced = false;                // Begin has removed a checkpoint that had the tag.
 };
 
 class BucketRootStore {
  public:
-  // Takes the root over from whichever daemon has it, ends what earlier ones have left, and lists. `store` must outlive
-  // it, and so must `quick`, which is the same bucket with a shorter time limit, for what ranks wait for. FAILED_PRECONDITION,
-  // reason ROOT_UNREADABLE, if the run's record is damaged.
+  // Takes the root over from whichever daemon has it, ends what earlier ones have left, and lists. `store`
+  // must outlive it, and so must `quick`, which is the same bucket with a shorter time limit, for what ranks
+  // wait for. FAILED_PRECONDITION, reason ROOT_UNREADABLE, if the run's record is damaged.
   static absl::StatusOr<std::unique_ptr<BucketRootStore>> Open(ObjectStore* store, ObjectStore* quick,
                                                                Clock* clock, BucketRootOptions options);
 
@@ -73,9 +74,9 @@ class BucketRootStore {
   Contents contents() const;
   int64_t term() const { return term_; }
 
-  // Whether a save may have this tag. ALREADY_EXISTS, reason TAG_TAKEN, for one of a checkpoint, unless no launch resumes
-  // from that: Begin removes one that is damaged or suspect, and not pinned. TAG_FOREIGN if something lies there that
-  // ckptd has not written. ROOT_TAKEN_OVER.
+  // Whether a save may have this tag. ALREADY_EXISTS, reason TAG_TAKEN, for one of a checkpoint, unless no
+  // launch resumes from that: Begin removes one that is damaged or suspect, and not pinned. TAG_FOREIGN if
+  // something lies there that ckptd has not written. ROOT_TAKEN_OVER.
   absl::Status CheckTarget(const std::string& tag);
 
   // Step 1.
@@ -84,19 +85,19 @@ class BucketRootStore {
   absl::StatusOr<storage::v1::PartRecord> WritePart(const BucketSave& save, storage::v1::PartRecord record,
                                                     const std::vector<FileImage>& images, int32_t chunk_bytes,
                                                     std::atomic<int64_t>* sent_bytes);
-  // Steps 3 and 4. If the store does not answer, the result is retryable, and the next call finds out whether the
-  // manifest has arrived.
+  // Steps 3 and 4. If the store does not answer, the result is retryable for an hour, and the next call finds
+  // out whether the manifest has arrived.
   PublishResult Publish(BucketSave& save, const storage::v1::ManifestSummary& summary,
                         const std::vector<storage::v1::PartRecord>& parts);
-  // The save never becomes a checkpoint. What cannot be removed now is removed before its tag is saved again, or by the
-  // next Open.
+  // The save never becomes a checkpoint. What cannot be removed now is removed before its tag is saved again,
+  // or by the next Open.
   absl::Status Discard(const BucketSave& save);
 
   // Takes a checkpoint away from its tag; RemoveLeft then removes its files. NOT_FOUND, reason NO_CHECKPOINT.
   // FAILED_PRECONDITION, reason PINNED.
   absl::Status Evict(const std::string& tag, int64_t sequence);
-  // Removes the files of one evicted checkpoint that is none of these sequences, or what a save has left. False if there
-  // is nothing. On one thread at a time.
+  // Removes the files of one evicted checkpoint that is none of these sequences, or what a save has left.
+  // False if there is nothing. On one thread at a time.
   absl::StatusOr<bool> RemoveLeft(const std::set<int64_t>& keep_sequences);
 
   absl::Status SaveRunRecord(const storage::v1::RunRecord& record);
@@ -105,8 +106,8 @@ class BucketRootStore {
   absl::Status SetDamage(const std::string& tag, int64_t sequence,
                          const std::optional<storage::v1::Damage>& damage);
 
-  // The whole manifest. NOT_FOUND, reason NO_CHECKPOINT, if (tag, sequence) is not there. DATA_LOSS if it is damaged, or
-  // a file is missing or has another size.
+  // The whole manifest. NOT_FOUND, reason NO_CHECKPOINT, if (tag, sequence) is not there. DATA_LOSS if it is
+  // damaged, or a file is missing or has another size.
   absl::StatusOr<Manifest> OpenCheckpoint(const std::string& tag, int64_t sequence);
   // Lists again.
   absl::Status Rescan();

@@ -1,5 +1,5 @@
-// A root in a bucket against the store in memory: what is listed, what is refused, and what daemons leave behind that die
-// at each of their requests, or that another one has taken the root over from.
+// A root in a bucket against the store in memory: what is listed, what is refused, and what daemons leave
+// behind that die at each of their requests, or that another one has taken the root over from.
 #include "storage/commit/bucket/bucket_root_store.h"
 
 #include <gmock/gmock.h>
@@ -345,6 +345,23 @@ TEST_F(BucketRootStoreTest, BucketThatIsAwayDelaysTheCommitAndLosesNothing) {
   EXPECT_FALSE(HasUnended(store));
 }
 
+TEST_F(BucketRootStoreTest, CommitThatIsNotAnsweredForAnHourIsGivenUp) {
+  MemoryObjectStore store;
+  auto root = Open(store);
+  auto save = (*root)->Begin("step_1", 1);
+  const auto parts = Write(**root, **save, tiny_, small_);
+  const absl::Status denied =
+      MakeError(absl::StatusCode::kPermissionDenied, "STORE_DENIED", "PUT s3://b/k: expired");
+  store.SetHook([&](const std::string&, const std::string&) { return denied; });
+  EXPECT_TRUE((*root)->Publish(**save, SummaryOf("step_1", 1), *parts).retryable);
+  clock_.Advance(std::chrono::minutes(59));
+  EXPECT_TRUE((*root)->Publish(**save, SummaryOf("step_1", 1), *parts).retryable);
+  clock_.Advance(std::chrono::minutes(2));
+  const PublishResult last = (*root)->Publish(**save, SummaryOf("step_1", 1), *parts);
+  EXPECT_FALSE(last.retryable);
+  EXPECT_EQ(ReasonOf(last.status), "STORE_DENIED");
+}
+
 // Its answer is lost: the next try finds it, with another commit time.
 TEST_F(BucketRootStoreTest, ManifestThatHasArrivedWithoutAnAnswerIsFoundByTheNextTry) {
   MemoryObjectStore store;
@@ -444,8 +461,8 @@ TEST_F(BucketRootStoreTest, DamagedRecordIsAnErrorAndNoEmptyOne) {
 
 class BucketRootKillTest : public BucketRootStoreTest {
  protected:
-  // Runs `work` with a daemon that dies at each of its requests in turn, on a bucket that `prepare` has made, and calls
-  // `check` after the next daemon has opened the root.
+  // Runs `work` with a daemon that dies at each of its requests in turn, on a bucket that `prepare` has made,
+  // and calls `check` after the next daemon has opened the root.
   void KillAtEachRequest(const std::function<void(MemoryObjectStore&)>& prepare,
                          const std::function<void(ObjectStore&)>& work,
                          const std::function<void(MemoryObjectStore&, BucketRootStore&)>& check) {
@@ -560,7 +577,8 @@ TEST_F(BucketRootKillTest, OpenThatWasCutShortIsRepeated) {
       });
 }
 
-// One request fails, and the daemon lives on: the save fails or becomes a checkpoint, and the next one is as any other.
+// One request fails, and the daemon lives on: the save fails or becomes a checkpoint, and the next one is as
+// any other.
 TEST_F(BucketRootStoreTest, AfterAnyFaultASaveOfTheTagSucceedsOrIsThere) {
   for (int at = 1;; ++at) {
     SCOPED_TRACE(absl::StrCat("fault at request ", at));

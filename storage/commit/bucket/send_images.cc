@@ -92,8 +92,8 @@ class Sender {
     return absl::OkStatus();
   }
 
-  // Computes those of the part's chunks, and returns that of the part. Both are of what is sent: should the memory
-  // change in between, the store refuses the part, or a reader finds the chunk damaged.
+  // Computes those of the part's chunks, and returns that of the part. Both are of what is sent: should the
+  // memory change in between, the store refuses the part, or a reader finds the chunk damaged.
   uint32_t TakeChecksums(const FilePart& part, std::span<const std::byte> bytes) {
     const auto chunk = static_cast<size_t>(options_.chunk_bytes);
     size_t index = static_cast<size_t>(part.offset) / chunk;

@@ -20,9 +20,9 @@ struct SendOptions {
   bool store_compares_checksums = false;  // False: everything is read back and compared.
 };
 
-// Each image becomes the object `base` + its path, files of several parts by multipart uploads, several parts at a time.
-// Adds to `sent_bytes` as parts arrive. After an error objects and multipart uploads may be left. DATA_LOSS, reason
-// CORRUPT_TRANSFER, if a file came back other than it was sent.
+// Each image becomes the object `base` + its path, files of several parts by multipart uploads, several parts
+// at a time. Adds to `sent_bytes` as parts arrive. After an error objects and multipart uploads may be left.
+// DATA_LOSS, reason CORRUPT_TRANSFER, if a file came back other than it was sent.
 absl::StatusOr<std::vector<WrittenFile>> SendImages(ObjectStore& store, const std::string& base,
                                                     const std::vector<FileImage>& images,
                                                     const SendOptions& options,

@@ -4,13 +4,13 @@
 //   PREFIX/.ckptd/unended/<term>.<sequence>.<tag>/part-NNNNN   PartRecord without checksums: the files of that rank,
 //                                                              put before the first of them is sent
 //
-// Both a save and a removal hold the tag by an upload's claim, PREFIX/TAG/.ckptd/manifest.new: that of a save is a
-// manifest without files, that of a removal is the checkpoint's own. Neither an upload nor another save takes the tag
-// meanwhile.
+// Both a save and a removal hold the tag by an upload's claim, PREFIX/TAG/.ckptd/manifest.new: that of a save
+// is a manifest without files, that of a removal is the checkpoint's own. Neither an upload nor another save
+// takes the tag meanwhile.
 //
-// A save commits by a conditional put of PREFIX/TAG/.ckptd/manifest. To give it up for good, although the daemon that has
-// begun it may only be paused, its manifest's key is taken: by an object without a byte, which everybody takes for none.
-// The next save of the tag removes that, when it has the claim.
+// A save commits by a conditional put of PREFIX/TAG/.ckptd/manifest. To give it up for good, although the
+// daemon that has begun it may only be paused, its manifest's key is taken: by an object without a byte,
+// which everybody takes for none. The next save of the tag removes that, when it has the claim.
 #ifndef CKPTD_STORAGE_COMMIT_BUCKET_UNENDED_H_
 #define CKPTD_STORAGE_COMMIT_BUCKET_UNENDED_H_
 
@@ -49,8 +49,8 @@ enum class HowEnded {
   // A save had committed, or a removal had not begun to remove: the checkpoint is there.
   kIsThere,
 };
-// Removes what is there of it, and nothing that ckptd has not written, unless it turns out to be a checkpoint. After an
-// error it may be called again.
+// Removes what is there of it, and nothing that ckptd has not written, unless it turns out to be a
+// checkpoint. After an error it may be called again.
 absl::StatusOr<HowEnded> EndUnended(ObjectStore& store, const BucketKeys& keys, const UnendedId& id,
                                     WhoEnds who);
 
