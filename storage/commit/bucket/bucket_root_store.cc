@@ -9,6 +9,7 @@
 #include "storage/base/errors.h"
 #include "storage/base/reasons.h"
 #include "storage/base/status_macros.h"
+#include "storage/bucket/index.h"
 #include "storage/bucket/list.h"
 #include "storage/commit/bucket/bucket_term.h"
 #include "storage/commit/bucket/send_images.h"
@@ -135,7 +136,10 @@ absl::Status BucketRootStore::EndEarlier() {
 }
 
 absl::Status BucketRootStore::List() {
-  CKPTD_ASSIGN_OR_RETURN(BucketList list, ListBucket(*quick_, options_.prefix, options_.transfer.threads));
+  const int threads = options_.transfer.threads;
+  CKPTD_ASSIGN_OR_RETURN(BucketList list, ListBucket(*quick_, options_.prefix, threads));
+  RepairIndex(*quick_, options_.prefix, list.repairs, threads)
+      .IgnoreError();  // The next list repairs it then.
   std::map<int64_t, CommittedCheckpoint> committed;
   std::vector<DamagedCheckpoint> damaged;
   for (auto& [tag, why] : list.damaged) damaged.push_back({tag, std::move(why)});
@@ -353,14 +357,16 @@ PublishResult BucketRootStore::Publish(BucketSave& save, const ManifestSummary& 
   if (!text.ok()) return Failed(text.status());
   std::optional<PublishResult> not_yet;
   if (const absl::Status ours = CheckTerm(*store_, keys_, term_); !ours.ok()) not_yet = Failed(ours);
-  if (!not_yet.has_value()) not_yet = Commit(save, *manifest, *text);
+  if (!not_yet.has_value()) {
+    const absl::Status removed = RemoveIndexNames(*store_, options_.prefix, save.id.tag, &manifest->summary);
+    not_yet = removed.ok() ? Commit(save, *manifest, *text) : Failed(removed);
+  }
   if (not_yet.has_value()) {
     if (!save.unanswered_since.has_value()) save.unanswered_since = clock_->Now();
     not_yet->retryable &= clock_->Now() - *save.unanswered_since < kPatience;
     return *std::move(not_yet);
   }
-  if (!ForgetUnended(*store_, keys_, save.id).ok())
-    Leave({save.id, WhoEnds::kItself, /*has_committed=*/true});
+  if (!EndCommitted(save.id).ok()) Leave({save.id, WhoEnds::kItself, /*has_committed=*/true});
   return {PublishOutcome::kCommitted, absl::OkStatus()};
 }
 
@@ -425,6 +431,7 @@ absl::Status BucketRootStore::Evict(const std::string& tag, int64_t sequence) {
     const absl::Status hidden = [&]() -> absl::Status {
       CKPTD_RETURN_IF_ERROR(PutBegun(*store_, keys_, left.id, Unended::kRemoval));
       CKPTD_RETURN_IF_ERROR(PutChecked(*store_, keys_.Claim(tag), *text, PutMode::kReplace));
+      CKPTD_RETURN_IF_ERROR(RemoveIndexNames(*store_, options_.prefix, tag));
       return store_->Delete(keys_.Manifest(tag));
     }();
     if (hidden.ok()) left.size_bytes = manifest.summary.size_bytes();
@@ -443,8 +450,15 @@ void BucketRootStore::Leave(Left left) {
 }
 
 absl::Status BucketRootStore::End(const Left& left) {
-  if (left.has_committed) return ForgetUnended(*store_, keys_, left.id);
+  if (left.has_committed) return EndCommitted(left.id);
   return EndUnended(*store_, keys_, left.id, left.who).status();
+}
+
+absl::Status BucketRootStore::EndCommitted(const UnendedId& id) {
+  const absl::StatusOr<CommittedCheckpoint> committed = Find(id.tag, id.sequence);
+  if (committed.ok())
+    CKPTD_RETURN_IF_ERROR(PutIndexName(*store_, options_.prefix, {committed->summary, /*by_daemon=*/false}));
+  return ForgetUnended(*store_, keys_, id);
 }
 
 absl::Status BucketRootStore::TidyUp(const std::string& tag) {

@@ -4,8 +4,9 @@
 // 1. Check the term (bucket_term.h). Say that the save has begun, and claim the tag (unended.h). A tag that
 //    has a checkpoint is refused.
 // 2. For each part: put the list of its files, send these, and put the part record.
-// 3. Check the term, and put the manifest, on the condition that there is none: the commit.
-// 4. Remove the claim and the lists.
+// 3. Check the term, remove other names of the tag from the index (storage/bucket/index.h), and put the manifest, on the
+//    condition that there is none: the commit.
+// 4. Put its name, and remove the claim and the lists.
 //
 // A daemon that dies in between leaves what the next one to open the root removes. What is committed has no
 // other state than its manifest.
@@ -141,6 +142,8 @@ class BucketRootStore {
   // Ends what is left at the tag, and waits for RemoveLeft if that is at it.
   absl::Status TidyUp(const std::string& tag);
   absl::Status End(const Left& left);
+  // Names it in the index, and removes its claim and lists.
+  absl::Status EndCommitted(const UnendedId& id);
   void Leave(Left left);
 
   void Remember(const Manifest& manifest);

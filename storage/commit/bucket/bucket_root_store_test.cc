@@ -16,6 +16,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "storage/base/errors.h"
+#include "storage/bucket/index.h"
 #include "storage/bucket/list.h"
 #include "storage/bucket/object_file_system.h"
 #include "storage/commit/checkpoint/verify.h"
@@ -154,6 +155,27 @@ TEST_F(BucketRootStoreTest, SavedCheckpointIsThatOfAnUpload) {
   EXPECT_EQ(store.objects().at("run/step_1/big.pt"), big_.Bytes("big.pt"));
   EXPECT_EQ(store.uploads_in_flight(), 0u);
   EXPECT_FALSE(HasUnended(store));
+}
+
+TEST_F(BucketRootStoreTest, EachCheckpointHasItsNameInTheIndexUntilItIsRemoved) {
+  MemoryObjectStore store;
+  const auto named = [&store] {
+    std::vector<std::string> tags;
+    const auto index = ReadIndex(store, "run");
+    EXPECT_TRUE(index.ok()) << index.status();
+    for (const auto& [tag, names] : *index)
+      if (names.agreed.has_value()) tags.push_back(tag);
+    return tags;
+  };
+  const auto root = Open(store).value();
+  ASSERT_TRUE(Save(*root, "step_1", 1).ok());
+  ASSERT_TRUE(Save(*root, "step_2", 2).ok());
+  EXPECT_THAT(named(), ElementsAre("step_1", "step_2"));
+  ASSERT_TRUE(root->Evict("step_1", 1).ok());
+  EXPECT_THAT(named(), ElementsAre("step_2"));
+  ASSERT_TRUE(RemoveIndexNames(store, "run", "step_2").ok());
+  const auto next = Open(store).value();
+  EXPECT_THAT(named(), ElementsAre("step_2"));
 }
 
 TEST_F(BucketRootStoreTest, NextDaemonListsWhatIsThereAndGoesOnAboveIt) {
