@@ -131,6 +131,19 @@ def test_programs_without_a_daemon_read_what_the_run_has_saved(
     assert not [key for key in root.keys() if "unended" in key or key.endswith("manifest.new")]
 
 
+def test_rank_without_a_copy_in_memory_reads_through_the_daemon(root: BucketRootJob, launch: Any) -> None:
+    data = os.urandom(SIZE)
+    root.run().save("step_1", step=1, files={"data.bin": data, "empty": b""}).wait(timeout=TIMEOUT)
+    root.next_node()
+    launch()
+    run = root.run()
+    with run.open("step_1") as checkpoint:
+        assert checkpoint.read("data.bin") == data
+        assert checkpoint.read("empty") == b""
+        ranges = [("data.bin", 5, 10), ("data.bin", SIZE - 3, 3)]
+        assert [bytes(got) for got in checkpoint.read_ranges(ranges)] == [data[5:15], data[-3:]]
+
+
 def test_daemon_killed_within_a_save_leaves_nothing_torn(root: BucketRootJob, launch: Any) -> None:
     run = root.run()
     save(run, 1).wait(timeout=TIMEOUT)
@@ -243,6 +256,7 @@ def test_what_a_bucket_has_not_is_refused_with_the_way_out(root: BucketRootJob) 
     save(run, 3).wait(timeout=TIMEOUT)
     run.delete("step_2")
     save(run, 2).wait(timeout=TIMEOUT)
+    assert "ckptctl list" in root.tool("doctor", root.url, code=2)
     run.pin("step_2")
     with pytest.raises(ckptd.Refused):
         run.delete("step_2")

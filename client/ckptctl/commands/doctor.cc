@@ -34,6 +34,7 @@
 #include "storage/fs/posix_file_system.h"
 #include "storage/io/io_queue.h"
 #include "storage/io/probe.h"
+#include "storage/object/bucket_url.h"
 
 namespace ckptd::ctl {
 namespace {
@@ -156,6 +157,11 @@ void PrintJson(const Context& context, const std::string& root, const std::vecto
 }  // namespace
 
 absl::StatusOr<ExitCode> Doctor(const Context& context, const std::string& root, const DoctorNodes& nodes) {
+  if (IsBucketUrl(root)) {
+    return InvalidArgument(absl::StrCat("doctor tries file systems, and ", root,
+                                        " is in a bucket: whether it can be reached says ckptctl list ", root,
+                                        "; a job that saves there tries the rest"));
+  }
   CKPTD_ASSIGN_OR_RETURN(const std::string path, RealPath(root));
   CKPTD_ASSIGN_OR_RETURN(std::unique_ptr<FileSystem> fs, MakePosixFileSystem());
   CKPTD_ASSIGN_OR_RETURN(const Handle handle, OpenRootDirectory(path, std::nullopt));
