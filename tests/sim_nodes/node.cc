@@ -390,7 +390,8 @@ std::string Node::Activity() {
 
 std::string Node::Waiting() {
   std::string words;
-  for (const v1::Run& run : Status().runs()) {
+  const v1::Status status = Status();
+  for (const v1::Run& run : status.runs()) {
     for (const auto& waiting : run.uploads().waiting())
       absl::StrAppend(&words, "; waits on ", name_, " for its upload: ", waiting.tag(), " ",
                       waiting.upload().error().message());
