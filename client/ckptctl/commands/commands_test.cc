@@ -17,6 +17,7 @@
 #include "storage/base/errors.h"
 #include "storage/commit/shared/run/shared_layout.h"
 #include "storage/commit/shared/run/shared_record.h"
+#include "storage/commit/steps/run_marks.h"
 #include "storage/format/manifest.h"
 #include "storage/format/names.h"
 #include "storage/fs/posix_file_system.h"
