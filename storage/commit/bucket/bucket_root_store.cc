@@ -287,7 +287,7 @@ absl::Status BucketRootStore::TakeTag(const UnendedId& id) {
   }
   if (Exists(claimed)) {
     return MakeError(absl::StatusCode::kAlreadyExists, reason::kTagTaken,
-                     absl::StrCat("an upload of ", id.tag, " has not ended (", keys_.Claim(id.tag),
+                     absl::StrCat("a save or an upload of ", id.tag, " has not ended (", keys_.Claim(id.tag),
                                   "): let it end, or remove what is beneath ", keys_.Checkpoint(id.tag)),
                      {{"tag", id.tag}});
   }
