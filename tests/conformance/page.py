@@ -9,7 +9,7 @@ import re
 from typing import Dict, List, Mapping
 
 from conformance.case import ERROR, HANG, LOST, RIGHT, WRONG, Case
-from conformance.runner import VARIANTS, Result, variants_of
+from conformance.runner import Result, variants_of
 
 PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs/conformance.md"
 Results = Mapping[str, Mapping[str, Result]]  # By case and variant.
