@@ -106,6 +106,7 @@ void ThreeNodes::OnLeadership(Node& node, const RunCoordinator::Leadership& lead
   options.run = "test";
   options.ended_kept_for = ended_kept_for_;
   SaveCoordinator::Hooks hooks;
+  hooks.latest_begin_us = [] { return int64_t{0}; };
   hooks.term_begun = [] {};
   hooks.lost = [&node](const absl::Status& why) {
     node.lost.push_back(ReasonOf(why));
