@@ -22,6 +22,7 @@
 #include <iterator>
 #include <memory>
 #include <new>
+#include <set>
 #include <span>
 #include <string>
 #include <thread>
@@ -718,25 +719,37 @@ absl::StatusOr<ThreadedRootIoFactory::RootDirectory> NotOpened() {
   return absl::UnavailableError("not opened in this test");
 }
 
-int Threads() {
-  int threads = 0;
-  for ([[maybe_unused]] const auto& thread : std::filesystem::directory_iterator("/proc/self/task"))
-    ++threads;
+std::set<std::string> Threads() {
+  std::set<std::string> threads;
+  size_t expected = 0;
+  do {  // A thread that ends meanwhile may end the list early.
+    threads.clear();
+    for (const auto& thread : std::filesystem::directory_iterator("/proc/self/task"))
+      threads.insert(thread.path().filename());
+    std::ifstream status("/proc/self/status");
+    for (std::string line; std::getline(status, line);)
+      if (line.starts_with("Threads:")) expected = std::stoul(line.substr(8));
+  } while (threads.size() != expected);
   return threads;
 }
 
+// How many threads there are now that were not there `before`. Threads of an earlier test may still be ending.
+size_t NewThreads(const std::set<std::string>& before) {
+  return std::ranges::count_if(Threads(), [&](const std::string& thread) { return !before.contains(thread); });
+}
+
 TEST_P(ThreadedRootIoTest, EndsTheThreadsOfAFileSystemWithItsLastRoot) {
-  const int before = Threads();
+  const std::set<std::string> before = Threads();
   auto first = factory_->Make("9:1", NotOpened).value(), second = factory_->Make("9:1", NotOpened).value();
-  EXPECT_EQ(Threads(), before + 3);
+  EXPECT_EQ(NewThreads(before), 3u);
   first.reset();
   auto other = factory_->Make("9:2", NotOpened).value();
-  EXPECT_EQ(Threads(), before + 6) << "the second root is on 9:1 still";
+  EXPECT_EQ(NewThreads(before), 6u) << "the second root is on 9:1 still";
   second.reset();
   auto again = factory_->Make("9:2", NotOpened).value();
   const Instant deadline = SystemClock().Now() + kTimeout;
-  while (Threads() > before + 3 && SystemClock().Now() < deadline) std::this_thread::yield();
-  EXPECT_EQ(Threads(), before + 3);
+  while (NewThreads(before) > 3 && SystemClock().Now() < deadline) std::this_thread::yield();
+  EXPECT_EQ(NewThreads(before), 3u);
 }
 
 TEST_P(ThreadedRootIoTest, FailsTheRootWhenAThreadCannotBeStarted) {

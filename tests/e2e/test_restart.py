@@ -3,9 +3,13 @@ descriptor store: the surviving clients recover sealed saves with the next daemo
 """
 
 import os
+import pathlib
+import shlex
 import signal
 
-from harness import alive, ckptctl, tags, together, until, until_equal
+import pytest
+from ckptd.local_daemon import find_program
+from harness import Killer, alive, ckptctl, tags, together, until, until_equal
 
 import ckptd
 
@@ -37,12 +41,38 @@ def test_commit_time_of_a_checkpoint_is_the_same_after_a_restart_and_on_the_disk
     assert ckptd.open_root(root).list()[0].time.isoformat() == listed
 
 
-def kill_after_the_last_seal(daemon, ranks, tag, step, size=RANK_BYTES):
-    """Kills the daemon before it can have written everything."""
+@pytest.fixture
+def killer(folder, monkeypatch):
+    """Runs every daemon of the test, and can hold one of its threads."""
+    killer = Killer(pathlib.Path(folder, "killer"))
+    programs = pathlib.Path(folder, "bin")
+    programs.mkdir()
+    command = [*killer.wrapper(), find_program()]
+    (programs / "ckptd").write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
+    (programs / "ckptd").chmod(0o755)
+    (programs / "ckptctl").symlink_to(find_program("ckptctl"))
+    monkeypatch.setenv("CKPTD_BIN", str(programs / "ckptd"))
+    return killer
+
+
+@pytest.fixture
+def daemon(killer, make_daemon):
+    daemon = make_daemon()
+    daemon.killer = killer
+    return daemon
+
+
+def kill_after_the_last_seal(daemon, ranks, tag, step, size=RANK_BYTES, before=""):
+    """Kills the daemon before it can make the system call `before`, by default the one that commits.
+
+    The daemon is held there: otherwise a fast disk may have everything before the signal arrives.
+    """
+    daemon.killer.arm_to_hold(before or f"^renameat2 .*/{tag}$")
     together(ranks, BEGIN.format(tag=tag, step=step, size=size), 90)
     together(ranks[:-1], "save = part.seal()")
     ranks[-1].do(f"save = part.seal()\nos.kill({daemon.pid}, 9)")
     until(lambda: not alive(daemon.pid), "the daemon's end")
+    daemon.killer.disarm()  # The next daemon may commit.
 
 
 def check(root, tag, step, ranks=2, size=RANK_BYTES):
@@ -84,7 +114,7 @@ def test_rank_that_had_not_sealed_continues_with_ranks_that_recover(daemon, trai
 
 def test_recovery_without_rank_that_died_with_daemon_ends_as_staged_lost_with_reason(daemon, trainers, root):
     ranks = trainers("a", 2, options=", commit_timeout=3.0")
-    kill_after_the_last_seal(daemon, ranks, "one", 1)
+    kill_after_the_last_seal(daemon, ranks, "one", 1, before="/part-00001")  # Its part is not durable.
     ranks[1].kill()
     daemon.restart()
     error = ranks[0].fails("save.wait('committed', 60)", 90)
