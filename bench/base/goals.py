@@ -18,6 +18,7 @@ GOALS: Dict[str, Goal] = {
     "save.stall.cold": Goal(2),
     # The stall of a save of DCP on two nodes, in stalls of the same ranks on one node.
     "nodes.dcp.stall": Goal(1.1),
+    "nodes.dcp.stall.etcd_on_same_disk": Goal(1.3),
     # Begin + Seal.
     "save.handoff.p50_ms": Goal(1),
     "save.handoff.p99_ms": Goal(5),

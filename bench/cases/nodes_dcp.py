@@ -1,8 +1,8 @@
 """How long a save of ckptd.dcp holds up four ranks, two on each of two nodes, beside four ranks on one node. The jobs live at the
 same time and save in turns, all on this machine: what a network between nodes adds is not in the figures.
 
-async_save() returns when etcd has the votes of all nodes. So a third job has an etcd on the disk of the checkpoints, where each of
-its syncs waits for what the daemons write.
+async_save() waits for etcd when it begins, and not when the parts are sealed: a third job shows it, whose etcd is on the disk of the
+checkpoints, where each of its syncs waits for what the daemons write.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """async_save and install(): what has returned is safe, and failures are heard of."""
 
 import os
+import signal
 
 import pytest
-from job_nodes import ON_ONE_AND_TWO_NODES
+from job_nodes import ON_ONE_AND_TWO_NODES, ON_TWO_NODES
 
 from harness import until
 from harness.stand_in_devices import IN_PROCESS
@@ -44,6 +45,36 @@ def test_async_save_takes_the_state_as_it_is_and_resolves_when_committed(launch,
     assert ranks.do("type(saved.result(60)).__name__") == ["Metadata"] * 2
     assert ranks.do("len(saved.result().storage_data) > 5") == [True, True]
     assert os.path.exists(path + "/.metadata")
+    check(ranks, path, 1)
+
+
+# The rank that seals last stops etcd before it does.
+STOP_ETCD = """
+import signal
+from ckptd._saving.upload import PartUpload
+seal_with = PartUpload._seal_with
+def stop_etcd(self, joined):
+    for pid in {pids}:
+        os.kill(pid, signal.SIGSTOP)
+    return seal_with(self, joined)
+PartUpload._seal_with = stop_etcd
+"""
+
+
+@ON_TWO_NODES
+def test_async_save_returns_before_etcd_knows_that_the_parts_are_sealed(launch, root, nodes, pair_of_nodes):
+    ranks, pids = launch(2), [member.pid for member in pair_of_nodes.etcd.processes.values()]
+    path = root + "/step-1"
+    ranks.do(f"state = {STATE.format(1)}; import os")
+    ranks.processes[0].do(STOP_ETCD.format(pids=pids))
+    try:
+        ranks.do(f"saved = dcp.async_save(state, storage_writer=Writer({path!r}))\n{ZERO}")
+        assert ranks.do("saved.done()") == [False, False]
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+        ranks.processes[0].do("PartUpload._seal_with = seal_with")
+    ranks.do("saved.result(60); None")
     check(ranks, path, 1)
 
 

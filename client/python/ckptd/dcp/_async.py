@@ -64,10 +64,11 @@ class SaveFuture(concurrent.futures.Future):  # type: ignore[type-arg]
 
 
 def save_async(state_dict: Any, writer: Any, **arguments: Any) -> SaveFuture:
-    """Saves; returns when all ranks' parts are sealed, or when devices copy them with ``stage="overlap"``. Errors are
+    """Saves; returns when each rank has sealed its part, or when devices copy it with ``stage="overlap"``. Errors are
     the future's.
 
-    It plans, copies and seals on this thread: afterwards nothing needs this process.
+    It plans, copies and seals on this thread: afterwards nothing needs this process. The ranks hear of each other's parts by
+    DCP's own collectives, so this does not wait until the nodes have told etcd.
 
     Args:
         writer: the Writer, whose ``wait`` does not count.
@@ -79,7 +80,7 @@ def save_async(state_dict: Any, writer: Any, **arguments: Any) -> SaveFuture:
     future, path, chosen = SaveFuture(), writer.checkpoint_id, writer.options
     is_collecting = gc.isenabled()
     gc.disable()  # Nothing of a plan is garbage, and collections take longer than planning.
-    writer.options = chosen._replace(wait="begun" if chosen.stage == "overlap" else "sealed")
+    writer.options = chosen._replace(wait="begun")
     try:
         metadata = save_state(state_dict, writer, **arguments)
         assert writer.save is not None  # save_state() has called the writer.
