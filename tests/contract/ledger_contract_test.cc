@@ -338,7 +338,10 @@ TEST_P(LedgerContract, NodesThatJoinALaunchTogetherDoNotWaitForOneAnother) {
     }
     world_->RunUntil([&] { return answers == kNodes * kRanks; });
     EXPECT_THAT(attempts, ElementsAre(launch == "first" ? 1 : 2));
-    EXPECT_LE(world_->conflicts() - before, 3 * kNodes);
+    // Requests that are asked again count, too. Without them almost only the node with rank 0 begins the launch.
+    const bool loses_answers =
+        GetParam()->way == EtcdKind::kFaulty || GetParam()->way == EtcdKind::kModelThatLosesAnswers;
+    EXPECT_LE(world_->conflicts() - before, loses_answers ? 3 * kNodes : kNodes / 4);
   }
 }
 
@@ -391,6 +394,31 @@ TEST_P(LedgerContract, SuccessorOfAnEndedProcessBeginsTheNextAttemptWhichTheOthe
   NodeOfRank(1).ProcessEnded("b");
   EXPECT_EQ(*Join(0, "x", "c"), 2);
   EXPECT_EQ(*Join(1, "x", "d"), 2);
+}
+
+TEST_P(LedgerContract, ProcessThatEndsBeforeItsJoinIsAnsweredMayBeSucceeded) {
+  const auto spec = [](int rank, const std::string& instance) {
+    Ledger::JoinSpec made = Spec(rank, "x", instance);
+    made.world_size = 4;
+    return made;
+  };
+  int answers = 0;
+  const auto answer = [&answers](const absl::StatusOr<int64_t>&) { ++answers; };
+  NodeOfRank(1).Join(spec(1, "p1"), answer);
+  NodeOfRank(3).Join(spec(3, "p3"), answer);
+  NodeOfRank(3).ProcessEnded("p3");
+  world_->RunUntil([&] { return answers == 2; });
+  EXPECT_EQ(*Join(spec(3, "successor")), 2);
+}
+
+TEST_P(LedgerContract, ProcessThatJoinsAgainBeforeItsEndIsAnsweredLives) {
+  ASSERT_EQ(*Join(0, "x", "p0"), 1);
+  int answers = 0;
+  NodeOfRank(1).Join(Spec(1, "x", "p1"), [&answers](const absl::StatusOr<int64_t>&) { ++answers; });
+  NodeOfRank(1).ProcessEnded("p1");
+  NodeOfRank(1).Join(Spec(1, "x", "p1"), [&answers](const absl::StatusOr<int64_t>&) { ++answers; });
+  world_->RunUntil([&] { return answers == 2; });
+  EXPECT_EQ(ReasonOf(Join(1, "x", "another").status()), "RANK_TAKEN");
 }
 
 TEST_P(LedgerContract, SuccessorInAnOldLaunchIsFencedAndItsPredecessorGoesOn) {

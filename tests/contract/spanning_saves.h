@@ -39,6 +39,10 @@ class SpanningSaves : public ::testing::TestWithParam<EtcdKind> {
   void SetUp() override {
     first_ = Start("node1");
     second_ = Start("node2");
+    nodes_.OnTick([this] {
+      for (const Daemon* daemon : {&first_, &second_})
+        if (daemon->ledger != nullptr) daemon->ledger->OnTick();
+    });
     coordinator_ = std::make_unique<RunCoordinator>(
         nodes_.ClientOf(*first_.registration), etcd_.clock(),
         RunCoordinator::Options{nodes_.prefix() + "run/", first_.registration->identity(), "test"},
@@ -48,7 +52,10 @@ class SpanningSaves : public ::testing::TestWithParam<EtcdKind> {
     etcd_.caller().RunUntil([this] { return !leadership_.key.empty(); });
     ASSERT_EQ(Join(first_, 0), 1);
   }
-  void TearDown() override { nodes_.DeliverLateCopies(); }
+  void TearDown() override {
+    nodes_.OnTick(nullptr);
+    nodes_.DeliverLateCopies();
+  }
 
   Daemon Start(const std::string& name) {
     Daemon daemon;

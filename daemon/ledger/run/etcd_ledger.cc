@@ -9,6 +9,10 @@
 namespace ckptd {
 namespace {
 
+// In this time the node with rank 0 usually begins the launch.
+constexpr Duration kLetOtherBegin = std::chrono::milliseconds(100);
+constexpr int kMostWaits = 3;
+
 using etcdserverpb::KeyValue;
 using etcdserverpb::RequestOp;
 using Operations = std::vector<RequestOp>;
@@ -80,19 +84,21 @@ void EtcdLedger::DecideOnWhole(std::vector<CompareAndSwap::Range> ranges, const 
 
 void EtcdLedger::Join(const Ledger::JoinSpec& spec, Answer<absl::StatusOr<int64_t>> answer) {
   joins_.push_back({spec, std::move(answer)});
+  ended_.erase(spec.instance);
   BeginRound();
 }
 
 void EtcdLedger::ProcessEnded(const std::string& instance) {
   living_changed_ = living_.erase(instance) > 0 || living_changed_;
-  if (round_under_way_) ended_in_round_.insert(instance);
+  if (round_under_way_ || !joins_.empty()) ended_.insert(instance);
   BeginRound();
 }
 
 // Runs one round at a time. The next round serves all processes that have come meanwhile.
 void EtcdLedger::BeginRound() {
   if (round_under_way_ || (joins_.empty() && !living_changed_)) return;
-  if (!round_backoff_.IsOver(clock_->Now())) return;
+  const Instant now = clock_->Now();
+  if (!round_backoff_.IsOver(now) || now < begin_round_at_) return;
   round_under_way_ = true;
   living_changed_ = false;
   auto round = std::make_shared<JoinRound>(keys_, options_.node, living_, &joins_);
@@ -107,15 +113,27 @@ void EtcdLedger::Ask(const std::shared_ptr<JoinRound>& round) {
         [round](const CompareAndSwap::Found& found) { return round->Decide(found); },
         While("joining processes to an attempt")},
        [this, round](const absl::Status& written) {
-         if (written.ok() && round->incomplete()) return Ask(round);
-         EndRound(*round, written);
+         if (!written.ok() || !round->incomplete()) return EndRound(*round, written);
+         if (waits_ == kMostWaits || !round->OtherBegins()) return Ask(round);
+         ++waits_;
+         PutOff(*round);
        });
+}
+
+// Nothing of the round was written.
+void EtcdLedger::PutOff(JoinRound& round) {
+  std::move(round.joins().begin(), round.joins().end(), std::inserter(joins_, joins_.begin()));
+  living_changed_ = true;
+  round_under_way_ = false;
+  begin_round_at_ = clock_->Now() + kLetOtherBegin;
 }
 
 void EtcdLedger::EndRound(JoinRound& round, const absl::Status& written) {
   round_under_way_ = false;
+  waits_ = 0;
   if (!round.joins().empty()) joined_ = round.attempts();
-  const std::set<std::string> ended = std::exchange(ended_in_round_, {});
+  const std::set<std::string> ended = ended_;
+  if (joins_.empty()) ended_.clear();
   const std::string reason(ReasonOf(written));
   living_unknown_ = reason == ledger_reason::kUnavailable || reason == ledger_reason::kFull;
   if (living_unknown_) {

@@ -100,6 +100,7 @@ class EtcdLedger {
   std::string While(const std::string& what) const { return what + " of run " + options_.run; }
   void BeginRound();
   void Ask(const std::shared_ptr<JoinRound>& round);
+  void PutOff(JoinRound& round);
   void EndRound(JoinRound& round, const absl::Status& written);
   void Activated(int64_t attempt, const absl::Status& result);
   void ReadActive();
@@ -118,7 +119,9 @@ class EtcdLedger {
   bool living_unknown_ = false;  // The last round was not answered, or was refused.
   bool round_under_way_ = false;
   Backoff round_backoff_{std::chrono::milliseconds(100), std::chrono::seconds(1)};
-  std::set<std::string> ended_in_round_;
+  Instant begin_round_at_{};     // The next round lets another node begin its launch.
+  int waits_ = 0;                // So often since a round ended.
+  std::set<std::string> ended_;  // Processes that have ended since they were to join.
 
   std::map<int64_t, std::vector<Answer<absl::Status>>> activating_;
   int64_t active_ = -1;  // The newest attempt that was seen; -1: none was read yet.

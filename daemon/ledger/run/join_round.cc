@@ -113,6 +113,11 @@ JoinRound::Needs JoinRound::NeedsOf(const RunState& state) const {
   return needs;
 }
 
+bool JoinRound::OtherBegins() const {
+  const auto is_first = [](const Join& join) { return join.spec.rank == 0 || join.spec.takeover; };
+  return needs_.others && std::none_of(joins_.begin(), joins_.end(), is_first);
+}
+
 std::vector<RequestOp> JoinRound::Decide(const CompareAndSwap::Found& found) {
   RunState state(keys_, node_.name, found);
   const Needs needs = joins_.empty() ? needs_ : NeedsOf(state);

@@ -28,6 +28,10 @@ namespace ckptd {
 //     another id. That needs all ranks of the attempts that may still act, and all live processes.
 //
 // So the round reads in steps, until the keys that it has read show that it needs no others.
+//
+// The nodes of a large job join at once. If all of them read all that a new launch needs, and tried to begin it, each
+// would read the ranks of all others twice, and all but one for nothing. So a node without rank 0 lets the one that has
+// it begin the launch, and begins the launch itself only if that takes long.
 class JoinRound {
  public:
   struct Join {
@@ -48,6 +52,8 @@ class JoinRound {
   // Returns what to write. Returns nothing and sets incomplete() if other ranges must be read first.
   std::vector<etcdserverpb::RequestOp> Decide(const CompareAndSwap::Found& found);
   bool incomplete() const { return incomplete_; }
+  // While incomplete: a process is the first one of its launch, which another node probably begins now.
+  bool OtherBegins() const;
 
   std::vector<Join>& joins() { return joins_; }
   // For each of the joins, after the last Decide.

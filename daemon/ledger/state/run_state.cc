@@ -179,11 +179,12 @@ Launch& RunState::LaunchOf(int64_t attempt) {
 
 std::vector<RequestOp> RunState::Changes(const storage::v1::RunRecord& decided) const {
   std::vector<RequestOp> changes;
+  const Launch none;
   for (const Launch& launch : decided.launches()) {
     const auto before =
         std::find_if(record_.launches().begin(), record_.launches().end(),
                      [&](const Launch& known) { return known.attempt() == launch.attempt(); });
-    const Launch known = before == record_.launches().end() ? Launch() : *before;
+    const Launch& known = before == record_.launches().end() ? none : *before;
     if (before == record_.launches().end() || known.takeover() != launch.takeover())
       changes.push_back(PutHead(keys_, launch));
     AddChanges(known, launch, &changes);
