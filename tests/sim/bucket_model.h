@@ -56,6 +56,9 @@ class BucketModel {
   bool WasWhole(int64_t sequence) const { return were_whole_.contains(sequence); }
   // Sequence of the newest whole checkpoint; 0: there is none.
   int64_t Newest() const;
+  // From which a run goes on that has lost its root. A checkpoint that was moved into that root counts by the times of
+  // the root where it was saved: they are all that the bucket has of it.
+  int64_t NewestWithoutRoot() const;
   std::vector<Summary> Whole() const;
 
   // Earlier checkpoints of this tag need not be uploaded any more, nor stay.

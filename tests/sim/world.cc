@@ -284,7 +284,7 @@ void World::LoseDisks() {
   KillDaemon(milliseconds(1), false);
   for (const auto& [run, bucket] : buckets_) {
     disks_[run]->Lose();
-    oracle_.RootLost(run, bucket->model().Newest());
+    oracle_.RootLost(run, bucket->model().NewestWithoutRoot());
     LaunchTwoRanks(run, absl::StrCat("after the loss ", run));
   }
   if (!Settle("the launch after the loss of the disk")) return;
