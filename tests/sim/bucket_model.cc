@@ -79,10 +79,15 @@ std::vector<BucketModel::Summary> BucketModel::Whole() const {
   return whole;
 }
 
+void BucketModel::Forget() {
+  is_forgotten_ = true;
+  for (auto& [tag, entry] : tags_) entry.is_forgotten = true;
+}
+
 std::string BucketModel::Leftovers() const {
   std::string words;
   for (const auto& [tag, entry] : tags_) {
-    if (!entry.whole) absl::StrAppend(&words, " an unfinished upload of ", tag);
+    if (!entry.whole && !entry.is_forgotten) absl::StrAppend(&words, " an unfinished upload of ", tag);
   }
   // What a daemon has forgotten it counts again from the next resume on, and removes with the upload after that. With each
   // save the last one of a plan is such an upload.

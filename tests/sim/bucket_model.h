@@ -45,8 +45,8 @@ class BucketModel {
 
   Random& random() { return random_; }
   void EndFaults() { faulty_ = false; }
-  // No daemon knows any more what it has uploaded, before it lists the bucket.
-  void Forget() { is_forgotten_ = true; }
+  // No daemon knows any more what it has uploaded, before it lists the bucket, nor what it had begun to upload.
+  void Forget();
   // Whether a call that changes nothing fails.
   bool Fails() { return faulty_ && random_.Percent(plan_.faults); }
 
@@ -79,6 +79,7 @@ class BucketModel {
   struct Entry {
     Summary summary;
     bool whole = false;
+    bool is_forgotten = false;  // Nobody ends it unless its tag is uploaded again.
   };
   bool MayBeRemoved(const Checkpoint& checkpoint) const;
 
