@@ -5,6 +5,7 @@ real daemon.
 import argparse
 import logging
 import os
+import pathlib
 import shutil
 import subprocess
 import sys
@@ -266,7 +267,6 @@ def test_saved_root_has_layout_and_order_of_nxd(daemon, root):
     [
         ({"tag": "epoch_1/step_2"}, "a tag with a slash would be saved where no loader looks"),
         ({"use_zero1_dcp": True}, "NxD itself cannot load"),
-        ({"checkpoint_dir_str": "s3://bucket/ckpts"}, "and not to S3"),
     ],
 )
 def test_arguments_that_would_lose_data_are_refused(root, arguments, what):
@@ -281,10 +281,14 @@ def test_zero1_with_context_parallel_is_refused_on_every_rank_before_saving(daem
         nxd.save_checkpoint(root, "t", optimizer={}, zero1_optimizer=True)
 
 
-def test_every_function_refuses_s3_and_zero1_dcp():
-    for call in (nxd.has_checkpoint, nxd.load_checkpoint):
-        with pytest.raises(ValueError, match="and not to S3"):
-            call("s3://bucket/ckpts")
+def test_every_function_refuses_other_urls_and_zero1_dcp():
+    for call in (nxd.has_checkpoint, nxd.load_checkpoint, lambda root: nxd.save_checkpoint(root, "t", model={})):
+        with pytest.raises(ckptd.Refused, match="gs://bucket/ckpts"):
+            call("gs://bucket/ckpts")
+        with pytest.raises(ckptd.Refused, match='"Bucket" in s3://Bucket/ckpts is no name of a bucket'):
+            call("s3://Bucket/ckpts")
+        with pytest.raises(ckptd.Refused, match="s3:/bucket/ckpts.*give the URL of a bucket as a str"):
+            call(pathlib.Path("s3://bucket/ckpts"))
     with pytest.raises(ValueError, match="use_zero1_dcp"):
         nxd.load_checkpoint("/tmp", use_zero1_dcp=True)
 

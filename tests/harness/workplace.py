@@ -41,5 +41,7 @@ def temporary_folder() -> Iterator[pathlib.Path]:
 
 
 def module_path() -> str:
-    """A PYTHONPATH with which a process imports the tests' modules as this one does."""
-    return os.pathsep.join(path for path in sys.path if pathlib.Path(path).is_relative_to(TESTS))
+    """A PYTHONPATH with which a process imports the tests' modules as this one does, and what this one's PYTHONPATH has."""
+    own = [os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    tests = [path for path in sys.path if pathlib.Path(path).is_relative_to(TESTS)]
+    return os.pathsep.join(dict.fromkeys([*own, *tests]))

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import pathlib
-from typing import Iterator
+import uuid
+from typing import Any, Iterator
 
 import pytest
+from bucket_root_job import BucketRootJob
 from bucket_servers import BucketServer, start_moto
 from fault_cases import Cases, Shared, ToolCases
 from swift_server import start_swift
@@ -23,6 +25,24 @@ def job(server: BucketServer, tmp_path: pathlib.Path) -> Iterator[Job]:
     made = Job(tmp_path, server)
     yield made
     made.close()
+
+
+@pytest.fixture
+def root(server: BucketServer, tmp_path: pathlib.Path) -> Iterator[BucketRootJob]:
+    made = BucketRootJob(tmp_path, server)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def launch(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Makes what joins from now on a new launch of the job."""
+
+    def begin() -> None:
+        monkeypatch.setenv("CKPTD_LAUNCH_ID", uuid.uuid4().hex)
+
+    begin()
+    return begin
 
 
 @pytest.fixture(scope="module")

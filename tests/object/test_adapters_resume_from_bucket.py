@@ -36,7 +36,7 @@ def free_port() -> int:
 
 
 def launch(
-    endpoint: str, library: str, root: pathlib.Path, url: str, begins: bool = False
+    endpoint: str, library: str, root: os.PathLike[str] | str, url: str, begins: bool = False
 ) -> List[Dict[str, Any]]:
     """Runs all ranks of a job, with what torchrun tells them. begins: it is the first launch."""
     shared = {

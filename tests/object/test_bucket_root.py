@@ -10,33 +10,17 @@ import socket
 import subprocess
 import sys
 import uuid
-from typing import Any, Dict, Iterator, List, Optional
+from typing import Any, Dict, List, Optional
 
 import ckptd
 import pytest
+from bucket_root_job import BucketRootJob
 from bucket_servers import BUCKET, BucketServer, with_moto
 from ckptd.local_daemon import LocalDaemon
 from harness.waiting import TIMEOUT, until
-from upload_job import SIZE, Job, save
+from upload_job import SIZE, save
 
-
-class BucketRootJob(Job):
-    """A Job whose root is the prefix in the bucket, and which has no disk."""
-
-    def run(self, rank: int = 0, world_size: int = 1, **options: Any) -> ckptd.Run:
-        return self.start().run(self.url, rank=rank, world_size=world_size, **options)
-
-    def keys(self) -> List[str]:
-        """What lies beneath the prefix, without it."""
-        listed = self.server.client().list_objects_v2(Bucket=BUCKET, Prefix=self.prefix)
-        return sorted(found["Key"][len(self.prefix) + 1 :] for found in listed.get("Contents", []))
-
-    def next_node(self) -> None:
-        """The daemon is killed, and the next one starts on a node that has never seen the run."""
-        self.restart_without()
-
-    def tags(self) -> List[str]:
-        return [info.tag for info in self.run().list()]
+pytestmark = pytest.mark.usefixtures("launch")
 
 
 OTHER_JOB = """
@@ -45,24 +29,6 @@ import ckptd
 run = ckptd.connect(sys.argv[1]).run(sys.argv[2], rank=0, world_size=1)
 run.save("step_3", step=3, files={"data.bin": b"3"}).wait(timeout=60)
 """
-
-
-@pytest.fixture
-def root(server: BucketServer, tmp_path: pathlib.Path) -> Iterator[BucketRootJob]:
-    made = BucketRootJob(tmp_path, server)
-    yield made
-    made.close()
-
-
-@pytest.fixture(autouse=True)
-def launch(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Makes what joins from now on a new launch of the job."""
-
-    def begin() -> None:
-        monkeypatch.setenv("CKPTD_LAUNCH_ID", uuid.uuid4().hex)
-
-    begin()
-    return begin
 
 
 def resumed(run: ckptd.Run, name: str = "data.bin") -> Optional[tuple[str, bytes]]:

@@ -66,7 +66,13 @@ def warn_unverified(path: str) -> None:
 
     No-op if nothing is there.
     """
-    if path not in _warned and os.path.lexists(path):
+    if os.path.lexists(path):
+        log_unverified(path)
+
+
+def log_unverified(path: str) -> None:
+    """As warn_unverified(), of what is known to be there."""
+    if path not in _warned:
         _warned.add(path)
         _log.warning("ckptd: %s is not a checkpoint of ckptd and has no checksums: it is read unverified", path)
 

@@ -27,6 +27,8 @@ def directory_path(path: "Union[str, os.PathLike[str]]", what: str = "root") -> 
         raise TypeError(f"the {what} is {path!r}; it must be a str or an os.PathLike[str], such as \"/data/ckpts\"")
     if not text.strip():
         raise errors.invalid(f'the {what} is "{text}"; name a directory, such as /data/ckpts')
+    if isinstance(path, os.PathLike) and text.startswith("s3:/"):
+        raise errors.invalid(f"the {what} is {path!r}: give the URL of a bucket as a str, because a path keeps one of its slashes")
     if _URL.match(text):
         raise errors.invalid(
             f'the {what} is "{text}", a URL; ckptd saves into directories of this machine only: name one by its path'
@@ -40,12 +42,12 @@ def directory_path(path: "Union[str, os.PathLike[str]]", what: str = "root") -> 
     return os.path.abspath(expanded)
 
 
-def root_name(root: "Union[str, os.PathLike[str]]") -> str:
+def root_name(root: "Union[str, os.PathLike[str]]", what: str = "root") -> str:
     """Returns the absolute path of a root that a user names, or the URL of one in a bucket, without a slash at its end.
 
-    Raises as directory_path(); errors.Refused: the URL is none of a bucket.
+    Arguments and errors are those of directory_path(); errors.Refused: the URL is none of a bucket.
     """
-    return str(parse_bucket_url(str(root))) if is_bucket_url(root) else directory_path(root)
+    return str(parse_bucket_url(str(root))) if is_bucket_url(root) else directory_path(root, what)
 
 
 def check_folder(folder: str, what: str) -> None:

@@ -56,6 +56,10 @@ class NodeClient:
         """Returns whether a daemon is named or this process uses one: then connected() starts none."""
         return bool(self._client or self._named())
 
+    def serves(self, root: str) -> bool:
+        """Returns whether the daemon has a root already. Starts none."""
+        return self.finds_daemon() and any(run.path == root for run in self.connected().status().runs)
+
     def seconds_without_daemon(self) -> float:
         """Returns for how long no daemon has answered; 0 while one answers, and before the first use."""
         return self._client._connection.outage.seconds() if self._client is not None else 0.0

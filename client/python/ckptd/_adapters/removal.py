@@ -1,11 +1,11 @@
 """Waits until retention has removed what a save has pushed out, where the stock library removes before it returns."""
 
 import logging
-import os
 import time
 from typing import List
 
 from ckptd import errors
+from ckptd._adapters import root_paths
 from ckptd.restore import open_root
 from ckptd.run import Run
 
@@ -17,10 +17,11 @@ _ASK_SECONDS = 0.1  # After this the daemon is asked whether something keeps one
 
 def await_removal(run: Run) -> None:
     """Returns when the root has no checkpoints of ckptd that nothing keeps."""
+    root = root_paths.of(run.root)
     surplus, begin = unkept(run), time.monotonic()
     asked = begin
     while surplus:
-        surplus = [tag for tag in surplus if os.path.exists(os.path.join(run.root, tag))]
+        surplus = [tag for tag in surplus if root.exists(tag)]
         now = time.monotonic()
         if now - begin > _SECONDS:
             return _log.info("ckptd: retention has not removed %s in %g s", ", ".join(surplus), _SECONDS)

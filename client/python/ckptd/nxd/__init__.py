@@ -15,7 +15,7 @@ import os
 from typing import Any, Mapping, Optional, Sequence, Union
 
 from ckptd import errors
-from ckptd._checkpoint_paths import is_committed
+from ckptd._adapters import root_paths
 from ckptd.nxd import _foreign, _install, _loading, _names, _parts, checkpointing
 from ckptd.nxd._errors import NoCheckpoint, NoFile, NoTag
 from ckptd.nxd._process import Job, Settings, process
@@ -136,7 +136,7 @@ def save_checkpoint(
         ValueError: an argument is not supported.
         ckptd.CkptdError: the save was refused or has failed.
     """
-    root = _names.local(checkpoint_dir_str)
+    root = root_paths.name_of(checkpoint_dir_str)
     _names.check_tag(tag)
     if use_zero1_dcp:
         raise ValueError(
@@ -205,7 +205,7 @@ def load_checkpoint(
         ckptd.CkptdError: the checkpoint is damaged, or does not fit what is to be filled; or, in a process
             group, another rank has failed (``RESUME_FAILED``) or not finished in time (``RESUME_INCOMPLETE``).
     """
-    root = _names.local(path)
+    root = root_paths.name_of(path)
     targets = _loading.LoadTargets(model, optimizer, scheduler, strict)
     if use_zero1_dcp:
         raise ValueError("use_zero1_dcp=True is not supported, because no release of NxD can load what it saves with it; leave it out")
@@ -221,14 +221,16 @@ def has_checkpoint(checkpoint_dir_str: _Path) -> bool:
     If this process's rank is known (a process group, ``$RANK`` and ``$WORLD_SIZE``, or a topology), it waits
     for a save that an earlier launch has sealed.
     """
-    root = _names.local(checkpoint_dir_str)
+    root = root_paths.name_of(checkpoint_dir_str)
     process.fetch(root)
-    if not _foreign.is_root_of_ckptd(root) or not is_known(process.settings.topology):
+    if not root_paths.of(root).is_of_ckptd() or not is_known(process.settings.topology):
         return _foreign.any_finished(root)
     process.await_pending()
     if _foreign.any_finished(root):
         return True
     reader = process.reader(root)
+    if reader is None:
+        return False
     attempt = reader.attempt if isinstance(reader, Run) else None
     for info in reader.list(show_all=True):
         if info.level == "sealed" and (attempt is None or info.attempt < attempt):
@@ -273,22 +275,23 @@ def uninstall() -> None:
 
 
 def _load_tag(root: str, tag: str, targets: _loading.LoadTargets) -> Any:
-    if not os.path.lexists(os.path.join(root, tag)):
+    there = root_paths.of(root)
+    if not there.exists(tag):
         process.fetch(root)
-    if not is_committed(os.path.join(root, tag)):
+    if not there.is_committed(tag):
         if not _foreign.may_be_loaded(root, tag):
             raise _nothing(root, tag)
         return _load_foreign(root, tag, targets)
     try:
-        job, opened = process.open(os.path.join(root, tag))
+        opened = process.open(root, tag)
     except errors.NotFound as error:  # It has just been removed.
         raise _nothing(root, tag) from error
     with opened as checkpoint:
-        return _loading.load(Committed(checkpoint), job.topology, targets, process.settings.allowed_classes())
+        return _loading.load(Committed(checkpoint), process.topology(), targets, process.settings.allowed_classes())
 
 
 def _load_newest(root: str, targets: _loading.LoadTargets) -> Any:
-    if not _foreign.is_root_of_ckptd(root) and not process.is_resumed_from_bucket():
+    if not root_paths.of(root).is_of_ckptd() and not process.is_resumed_from_bucket():
         return _load_latest_foreign(root, targets)  # Without a daemon: the root may be read-only.
     job = process.job(root)
     first, job.resumed = not job.resumed, True
@@ -335,7 +338,7 @@ def _load_latest_foreign(root: str, targets: _loading.LoadTargets) -> Any:
 def _nothing(root: str, tag: Optional[str] = None) -> NoCheckpoint:
     if tag is None:
         return NoCheckpoint(f"Error: no checkpoint under directory {root}", reason="NO_CHECKPOINT")
-    begun = _foreign.is_there(root, tag)
+    begun = root_paths.of(root).exists(tag)
     why = "it has no `done`, so its save was not finished or its removal was begun" if begun else "there is no such directory"
     return NoTag(
         f"Error: no checkpoint {tag} under directory {root}: {why}", reason="NO_CHECKPOINT", tag=tag

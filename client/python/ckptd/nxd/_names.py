@@ -1,9 +1,9 @@
 """NxD's names of files, in which every number has at least two digits, and the rule for names of checkpoints."""
 
-import os
 import re
 from typing import Any, Optional, Tuple
 
+from ckptd._adapters import root_paths
 from ckptd.nxd._topology import Topology
 
 BEGUN = "checkpoint"  # Markers; each holds "1".
@@ -71,17 +71,6 @@ def older(topology: Topology, dp: Optional[int]) -> str:
     return f"tp_rank_{topology.tp_rank:02d}_pp_rank_{topology.pp_rank:02d}{replica}"
 
 
-def local(directory: "str | os.PathLike[str]") -> str:
-    """Returns a directory as an absolute path. ValueError if it is a URL."""
-    text = os.fspath(directory)
-    if text.startswith("s3://"):
-        raise ValueError(
-            f'the directory is "{text}", but ckptd saves to file systems of this node and not to S3: give a local path, and copy '
-            "finished checkpoints from there (aws s3 sync)"
-        )
-    return os.path.abspath(text)
-
-
 def split_tag(root: str, tag: Any) -> Tuple[str, str]:
     """Returns the folder and the name of a checkpoint to load.
 
@@ -89,7 +78,7 @@ def split_tag(root: str, tag: Any) -> Tuple[str, str]:
     """
     if not isinstance(tag, str):
         raise ValueError(f"tag is {tag!r}; it must be a string")
-    return os.path.split(os.path.normpath(os.path.join(root, tag)))
+    return root_paths.split(root_paths.join(root, tag), "checkpoint")
 
 
 def check_tag(tag: Any) -> None:

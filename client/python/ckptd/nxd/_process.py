@@ -12,7 +12,7 @@ from typing import Any, Callable, Dict, Iterator, Mapping, NamedTuple, Optional,
 
 import ckptd
 from ckptd import errors
-from ckptd._adapters import bucket, store
+from ckptd._adapters import bucket, root_paths, store
 from ckptd._adapters.node_client import NodeClient, call_in_child
 from ckptd._adapters.removal import await_removal
 from ckptd._membership import launch
@@ -102,7 +102,7 @@ class Process:
 
     def job(self, directory: "str | os.PathLike[str]") -> Job:
         """Returns the job of a root; connects to the daemon and joins the run at the first use. Every rank calls it."""
-        root = os.path.abspath(os.fspath(directory))
+        root = root_paths.name_of(directory)
         with self._lock:
             self._check_together()
             if root not in self._jobs:
@@ -132,31 +132,46 @@ class Process:
         """Brings the newest checkpoint of the bucket into a root, if it is newer than all there, before this rank looks for
         one. The other ranks may not call this. No-op without a bucket.
         """
-        root = os.path.abspath(root)
         with self._lock:
             job = self._jobs.get(root)
         if self.is_resumed_from_bucket() and (job is None or not job.resumed):
             bucket.fetch_newest(lambda: job.run if job is not None else self._join(root), self.settings.timeout)
 
-    def reader(self, root: str) -> RunReader:
-        """Returns what to look at a root with. The other ranks may not call this."""
-        root = os.path.abspath(root)
+    def reader(self, root: str) -> Optional[RunReader]:
+        """Returns what to look at a root with; None: nothing there is under way. The other ranks may not call this."""
         with self._lock:
             job = self._jobs.get(root)
-            return job.run if job is not None else self._client.connected().open(root)
+            if job is not None:
+                return job.run
+            if root_paths.of(root).is_directory:
+                return self._client.connected().open(root)
+            return self._join(root) if self._client.serves(root) else None
 
-    def open(self, path: str) -> Tuple[Job, Checkpoint]:
-        """Opens what ckptd has committed at a path, which may have links; also what the daemon does not list, such as a
+    def open(self, root: str, tag: str) -> Checkpoint:
+        """Opens what ckptd has committed at a tag, which may be a link; also what the daemon does not list, such as a
         renamed checkpoint.
         """
-        root, tag = os.path.split(os.path.realpath(path))
-        job = self.job(root)
+        root, tag = root_paths.of(root).real_place(tag)
+        run = self._run_to_open(root)
+        if run is None:
+            return open_root(root).open(tag)
         try:
-            opened = job.run.open(tag)
+            opened = run.open(tag)
         except errors.NotFound:
-            return job, open_root(root).open(tag)
+            return open_root(root).open(tag)
         opened._tell_restore()
-        return job, opened
+        return opened
+
+    def _run_to_open(self, root: str) -> Optional[Run]:
+        """Returns what opens a checkpoint by its tag; None: no daemon. In a bucket it is none before this process has saved or
+        resumed there: it may be an evaluation.
+        """
+        if root_paths.of(root).is_directory:
+            return self.job(root).run
+        with self._lock:
+            self._check_together()
+            job = self._jobs.get(root)
+        return job.run if job is not None else None
 
     def topology(self) -> Topology:
         """Returns this rank's coordinates."""

@@ -4,12 +4,10 @@ wrote.
 
 import contextlib
 import errno
-import os
 from typing import Any, FrozenSet, Iterator, NamedTuple, Sequence
 
 from ckptd import errors
-from ckptd._checkpoint_paths import is_committed, warn_unverified
-from ckptd._paths import open_regular
+from ckptd._adapters import root_paths
 from ckptd.nxd import _pickles
 from ckptd.nxd._errors import NoFile
 from ckptd.restore import Checkpoint
@@ -95,20 +93,17 @@ class Foreign(Source):
     """
 
     def __init__(self, root: str, tag: str) -> None:
-        self._path = os.path.join(root, tag)
-        is_committed(self._path)
-        warn_unverified(self._path)
-        names = []
-        for folder, _, files in os.walk(self._path):
-            below = os.path.relpath(folder, self._path)
-            names += [file if below == "." else f"{below}/{file}" for file in files]
-        super().__init__(tag, frozenset(names))
+        self._root = root_paths.of(root)
+        self._root.is_committed(tag)
+        self._root.warn_unverified(tag)
+        self._files = self._root.files(tag)
+        super().__init__(tag, frozenset(self._files))
 
     @contextlib.contextmanager
     def file(self, name: str) -> Iterator[Any]:
         self.check(name)
         try:
-            with open(os.path.join(self._path, name), "rb", opener=open_regular) as file:
+            with self._root.open(self.tag, name, self._files[name]) as file:
                 yield file
         except (errors.CkptdError, ImportError, AttributeError, MemoryError):
             raise  # Such as a class that is not installed here: the file is not at fault.
@@ -117,7 +112,7 @@ class Foreign(Source):
             if isinstance(error, OSError) and error.errno != errno.EINVAL:
                 raise
             raise errors.Corrupt(
-                f"{name} of {self.tag} in {os.path.dirname(self._path)} cannot be read: {error}; NxD wrote it without checksums: load "
+                f"{name} of {self.tag} in {self._root.name} cannot be read: {error}; NxD wrote it without checksums: load "
                 "another tag",
                 reason="CORRUPT_FILE",
                 tag=self.tag,

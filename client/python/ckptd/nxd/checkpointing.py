@@ -13,9 +13,9 @@ from typing import Any, Iterator, Optional, Tuple, Union
 
 import torch
 
-from ckptd._checkpoint_paths import is_committed
+from ckptd._adapters import root_paths
 from ckptd._torch.writing.deferred_tensors import DeferredTensors
-from ckptd.nxd import _device, _foreign, _install, _names, _parts, _states, _xser
+from ckptd.nxd import _device, _install, _names, _parts, _states, _xser
 from ckptd.nxd._errors import NoTag
 from ckptd.nxd._process import process
 from ckptd.nxd._sources import Classes, Committed, Foreign, Source
@@ -51,7 +51,7 @@ def save(
             name is no name of a checkpoint.
         ckptd.CkptdError: the save was refused or has failed.
     """
-    root, tag = os.path.split(_names.local(output_dir))
+    root, tag = root_paths.split(output_dir, "directory")
     _names.check_tag(tag)
     topology = process.topology()
     _check_names_suffice(topology, master_dp_only)
@@ -105,24 +105,23 @@ def load(
         return _install.original("parallel_layers.checkpointing", "load")(
             chkpt_path, None, target, model_key, load_xser, False, strict, master_dp_only, weights_only
         )
-    path = _names.local(chkpt_path)
+    root, tag = root_paths.split(chkpt_path, "directory")
     allowed = process.settings.allowed_classes()
     with process.loading():
         process.await_pending()
-        state = _load(path, target, load_xser, master_dp_only, allowed.states if weights_only else allowed.others)
+        state = _load(root, tag, target, load_xser, master_dp_only, allowed.states if weights_only else allowed.others)
         return state if target is None else _fill(target, state, model_key, strict)
 
 
-def _load(path: str, target: Any, load_xser: bool, master_dp_only: bool, classes: Classes) -> Any:
-    root, tag = os.path.split(path)
-    if not os.path.lexists(path):
+def _load(root: str, tag: str, target: Any, load_xser: bool, master_dp_only: bool, classes: Classes) -> Any:
+    there = root_paths.of(root)
+    if not there.exists(tag):
         process.fetch(root)
-    if not is_committed(path):
-        if not _foreign.is_there(root, tag):
-            raise NoTag(f"there is no checkpoint {path}", reason="NO_CHECKPOINT", tag=tag)
+    if not there.is_committed(tag):
+        if not there.is_of_others(tag):
+            raise NoTag(f"there is no checkpoint {root_paths.join(root, tag)}", reason="NO_CHECKPOINT", tag=tag)
         return _load_from(Foreign(root, tag), target, load_xser, master_dp_only, classes)
-    _, opened = process.open(path)
-    with opened as checkpoint:
+    with process.open(root, tag) as checkpoint:
         return _load_from(Committed(checkpoint), target, load_xser, master_dp_only, classes)
 
 

@@ -2,7 +2,7 @@
 
 import random
 import time
-from typing import Any, Callable, Iterator, List, Tuple, TypeVar
+from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Tuple, TypeVar
 
 from ckptd import errors
 from ckptd._roots import parallel
@@ -15,6 +15,14 @@ _FIRST_DELAY, _LONGEST_DELAY = 0.1, 5.0
 _PIECE = 64 << 10  # Between two looks at the clock.
 
 _Result = TypeVar("_Result")
+
+
+class ObjectInfo(NamedTuple):
+    """What a listing says of an object."""
+
+    size: int
+    modified_ns: int  # Since the epoch, by the server's clock.
+    etag: str  # Another one when the object is replaced.
 
 
 class ShortObject(Exception):
@@ -38,9 +46,12 @@ class Store:
         self._client = client
         self._bucket = bucket
 
-    def read(self, key: str, offset: int, into: memoryview) -> int:
-        """Fills `into` from an object. Returns the size of the object. ShortObject: it ends before."""
-        size = self._read(key, f"bytes={offset}-{offset + len(into) - 1}", lambda _: into)[1]
+    def read(self, key: str, offset: int, into: memoryview, etag: str = "") -> int:
+        """Fills `into` from an object. Returns the size of the object. ShortObject: it ends before.
+
+        etag: of an ObjectInfo; errors.Refused, STORE_REFUSED, if the object was replaced since. Empty: any.
+        """
+        size = self._read(key, f"bytes={offset}-{offset + len(into) - 1}", lambda _: into, etag)[1]
         if size < offset + len(into):
             raise ShortObject(size)
         return size
@@ -64,12 +75,21 @@ class Store:
 
     def folders(self, prefix: str) -> List[str]:
         """Returns what follows `prefix`, up to the next slash, in the keys that have one there."""
-        pages = self._pages(prefix, Delimiter="/")
-        return [folder["Prefix"][len(prefix) : -1] for page in pages for folder in page.get("CommonPrefixes", [])]
+        return self.entries(prefix)[1]
 
     def names(self, prefix: str) -> List[str]:
         """Returns what follows `prefix` in the keys that begin with it."""
         return [found["Key"][len(prefix) :] for page in self._pages(prefix) for found in page.get("Contents", [])]
+
+    def objects(self, prefix: str) -> Dict[str, ObjectInfo]:
+        """Returns all objects whose keys begin with `prefix`, by what follows it."""
+        return _infos(self._pages(prefix), prefix)
+
+    def entries(self, prefix: str) -> Tuple[Dict[str, ObjectInfo], List[str]]:
+        """Returns the objects beneath a prefix that have no slash behind it, and folders()."""
+        pages = list(self._pages(prefix, Delimiter="/"))
+        folders = [folder["Prefix"][len(prefix) : -1] for page in pages for folder in page.get("CommonPrefixes", [])]
+        return _infos(pages, prefix), folders
 
     def _pages(self, prefix: str, **more: str) -> Iterator[Any]:
         arguments = {"Bucket": self._bucket, "Prefix": prefix, **more}
@@ -80,7 +100,7 @@ class Store:
                 return
             arguments["ContinuationToken"] = page["NextContinuationToken"]
 
-    def _read(self, key: str, span: str, target: "Callable[[int], memoryview]") -> Tuple[memoryview, int]:
+    def _read(self, key: str, span: str, target: "Callable[[int], memoryview]", etag: str = "") -> Tuple[memoryview, int]:
         """Reads an object, or a span of it.
 
         Args:
@@ -90,7 +110,8 @@ class Store:
         what = f"GET s3://{self._bucket}/{key}"
 
         def read(deadline: float) -> Tuple[memoryview, int]:
-            answer = self._client.get_object(Bucket=self._bucket, Key=key, **({"Range": span} if span else {}))
+            options = {**({"Range": span} if span else {}), **({"IfMatch": etag} if etag else {})}
+            answer = self._client.get_object(Bucket=self._bucket, Key=key, **options)
             body = answer["Body"]
             try:
                 length = answer.get("ContentLength")
@@ -139,6 +160,14 @@ class Store:
                 f"the last one: {fault.error}",
             ) from fault.error
         parallel.pause(delay)
+
+
+def _infos(pages: "Iterable[Any]", prefix: str) -> Dict[str, ObjectInfo]:
+    return {
+        found["Key"][len(prefix) :]: ObjectInfo(found["Size"], int(found["LastModified"].timestamp() * 1e9), found["ETag"])
+        for page in pages
+        for found in page.get("Contents", [])
+    }
 
 
 def _fill(into: memoryview, body: Any, deadline: float) -> None:
