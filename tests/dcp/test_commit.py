@@ -232,7 +232,8 @@ def test_wrong_arguments_are_refused_with_what_to_do(alone, root):
     ]:
         error = alone.fails(f"Writer({root + '/a'!r}, {arguments})")
         assert error.kind == "ValueError" and word in error.message
-    assert "ckptd://" in alone.fails("Writer('s3://bucket/a')").message
+    assert "ckptd://" in alone.fails("Writer('gs://bucket/a')").message
+    assert "names no checkpoint" in alone.fails("Writer('s3://bucket')").message
     assert alone.fails("Reader('/')").reason == "INVALID_ARGUMENT"
 
 

@@ -6,11 +6,12 @@ saves after steps 2 and 4, and trains on. An empty URL means no bucket.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import logging
 import os
 import warnings
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Tuple
 
 import ckptd
 import torch
@@ -136,7 +137,7 @@ def nxd_by_tag_none(root: str, url: str, steps: int) -> Found:
     return nxd(root, url, steps, asks=os.environ["BEGINS"] == "yes")
 
 
-def torchtnt(root: str, url: str, steps: int) -> Found:
+def torchtnt(root: str, url: str, steps: int, restores: bool = True) -> Found:
     import ckptd.dcp
     from ckptd.torchtnt import CheckpointSaver
     from torchtnt.framework.train import train
@@ -155,7 +156,8 @@ def torchtnt(root: str, url: str, steps: int) -> Found:
     ckptd.dcp.configure(upload=upload_of(url))
     unit = Unit()
     saver = CheckpointSaver(root, save_every_n_train_steps=2)
-    saver.restore_from_latest(root, unit)
+    if restores:
+        saver.restore_from_latest(root, unit)
     begin = unit.train_progress.num_steps_completed
     train(unit, list(range(steps)), max_epochs=1, max_steps_per_epoch=steps, callbacks=[saver])
     return begin, unit.module
@@ -295,8 +297,34 @@ def nxd_again(root: str, url: str, steps: int) -> Found:
     return 0, model()
 
 
+@contextlib.contextmanager
+def cause_alone() -> Iterator[None]:
+    """Raises the error of a rank in the place of DCP's CheckpointException, which is only a BaseException."""
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    try:
+        yield
+    except CheckpointException as error:
+        (cause, _), *_ = error.failures.values()
+        raise cause from error
+
+
+def dcp_again(root: str, url: str, steps: int) -> Found:
+    import ckptd.dcp
+    import torch.distributed.checkpoint as dcp
+
+    with cause_alone():
+        dcp.save({"a": torch.ones(3)}, storage_writer=ckptd.dcp.Writer(os.path.join(root, "step-2")))
+    return 0, model()
+
+
+def torchtnt_again(root: str, url: str, steps: int) -> Found:
+    with cause_alone():
+        return torchtnt(root, url, steps, restores=False)
+
+
 # Jobs that save to a tag that has a checkpoint.
-AGAIN = {function.__name__: function for function in (nxd_again,)}
+AGAIN = {function.__name__: function for function in (nxd_again, dcp_again, torchtnt_again)}
 
 
 # What the jobs of a library import, which takes seconds.

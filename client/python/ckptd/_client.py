@@ -178,6 +178,14 @@ class Client:
             raise errors.invalid(f"client.open() reads directories, and {root} is in a bucket; write ckptd.open_root({str(root)!r})")
         return DaemonRoot(self._connection, _root_name(root), keep_alive=self)
 
+    def _serves(self, root: str) -> bool:
+        """Returns whether the daemon has a root open."""
+        return any(run.path == root for run in self.status().runs)
+
+    def _open_served(self, url: str) -> DaemonRoot:
+        """As open(), of a root in a bucket that the daemon has for the job that trains: another daemon would take it away."""
+        return DaemonRoot(self._connection, url, keep_alive=self)
+
     def status(self) -> Any:
         """Returns the daemon's status, the message ``ckptd.v1.Status``.
 

@@ -8,7 +8,7 @@ from ckptd._checkpoint_info import CheckpointInfo, info_of_message
 from ckptd._membership.attachment import Attachment
 from ckptd._membership.membership import ATTACH_SECONDS, RPC_SECONDS, Joined, Membership
 from ckptd._memory import native
-from ckptd._paths import directory_path, tag_text
+from ckptd._paths import root_name, tag_text
 from ckptd._reading.read_reports import ReadReporter
 from ckptd._session.connection import Connection
 from ckptd._wire.protocol import messages, set_duration, types
@@ -142,13 +142,13 @@ class DaemonRoot(RunReader):
     Thread-safe. Calls that need the daemon wait while it restarts.
 
     Attributes:
-        root (str): the absolute path of the root.
+        root (str): the absolute path of the root, or its URL.
     """
 
     def __init__(
         self, connection: Connection, root: "Union[str, os.PathLike[str]]", keep_alive: object
     ) -> None:
-        self.root = directory_path(root)
+        self.root = root_name(root)
         attachment = Attachment(connection, self.root, native.read_threads(1), keep_alive)
         super().__init__(attachment)
         connection.repeat(attachment.joined, ATTACH_SECONDS)

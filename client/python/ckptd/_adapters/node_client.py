@@ -8,9 +8,10 @@ import weakref
 from typing import Any, Callable, Dict, Optional, Set, Tuple
 
 from ckptd import errors
-from ckptd._adapters import places, store
+from ckptd._adapters import places, root_paths, store
 from ckptd._client import DEFAULT_ENDPOINT, Client, connect
 from ckptd._membership import launch
+from ckptd._run_reader import DaemonRoot
 from ckptd.local_daemon import LocalDaemon
 from ckptd.run import Run
 
@@ -57,8 +58,14 @@ class NodeClient:
         return bool(self._client or self._named())
 
     def serves(self, root: str) -> bool:
-        """Returns whether the daemon has a root already. Starts none."""
-        return self.finds_daemon() and any(run.path == root for run in self.connected().status().runs)
+        """Returns whether the daemon has a root in a bucket already. Starts none."""
+        return self.finds_daemon() and self.connected()._serves(root)
+
+    def reader(self, root: str) -> Optional[DaemonRoot]:
+        """Returns what reads a root for a process that is no rank; None for one in a bucket that no daemon serves()."""
+        if root_paths.of(root).is_directory:
+            return self.connected().open(root)
+        return self.connected()._open_served(root) if self.serves(root) else None
 
     def seconds_without_daemon(self) -> float:
         """Returns for how long no daemon has answered; 0 while one answers, and before the first use."""

@@ -8,11 +8,9 @@ import time
 from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 from ckptd import errors
-from ckptd._adapters import bucket
+from ckptd._adapters import bucket, root_paths
 from ckptd._adapters.node_client import NodeClient, call_in_child
-from ckptd._checkpoint_paths import is_committed
 from ckptd._membership.launch import checked_rank, find_rank, process_group
-from ckptd._paths import directory_path
 from ckptd._run_reader import RunReader
 from ckptd._saving.save import Save
 from ckptd._torch.reading.allowed_classes import Trust
@@ -40,28 +38,25 @@ class Settings(NamedTuple):
 
 
 class Place(NamedTuple):
-    """A checkpoint's directory: a tag in a root."""
+    """A checkpoint's directory, or its URL: a tag in a root."""
 
     root: str
     tag: str
 
     @property
     def path(self) -> str:
-        return os.path.join(self.root, self.tag)
+        return root_paths.join(self.root, self.tag)
 
 
 def place_of(checkpoint_id: "str | os.PathLike[str]") -> Place:
     """Returns the place of a checkpoint id: the parent of the path is the root, its last component the tag."""
     text = os.fspath(checkpoint_id)
-    if "://" in text:
+    if not root_paths.is_name(text):
         raise errors.invalid(
-            f'the checkpoint id is "{text}", and ckptd saves to directories of this node: give a path, or ckptd://PATH to '
-            "what takes URLs only"
+            f'the checkpoint id is "{text}", and ckptd saves to directories of this node and to buckets: give a path, '
+            "s3://BUCKET/PREFIX/TAG, or ckptd://PATH to what takes URLs only"
         )
-    root, tag = os.path.split(directory_path(text, "checkpoint id"))
-    if not tag:
-        raise errors.invalid(f'the checkpoint id is "{text}", which has no parent directory to be the root')
-    return Place(root, tag)
+    return Place(*root_paths.split(text))
 
 
 class _Joined(NamedTuple):
@@ -69,7 +64,7 @@ class _Joined(NamedTuple):
     rank: int
     world_size: int
     run: Run
-    directory: Optional[Tuple[int, int]]  # The root's, as _directory() has it.
+    directory: Any  # The root's RootPath.identity().
 
 
 class Process:
@@ -174,15 +169,16 @@ class Process:
         Raises:
             errors.CkptdError: they cannot, on all of them, with what to do.
         """
-        root = os.path.realpath(root)
+        root = _real_root(root)
         return self._client.join(root, ranks, seconds, lambda: self.run(root, *checked_rank()))
 
     def run(self, root: str, rank: Optional[int] = None, world_size: Optional[int] = None) -> Run:
         """Returns the run of a root, joined at the first use. rank, world_size: by default those of the job."""
-        group, root = self.group(), os.path.realpath(root)
+        group, root = self.group(), _real_root(root)
+        there = root_paths.of(root)
         with self._lock:
             joined = self._runs.get(root)
-            is_another = joined is None or joined.group is not group or joined.directory != _directory(root)
+            is_another = joined is None or joined.group is not group or joined.directory != there.identity()
             if joined is None or is_another or (rank, world_size) not in (
                 (None, None),
                 (joined.rank, joined.world_size),
@@ -197,7 +193,7 @@ class Process:
                     upload=self.settings.upload,
                     share_unchanged=self.settings.share_unchanged,
                 )
-                joined = self._runs[root] = _Joined(group, run.rank, run.world_size, run, _directory(root))
+                joined = self._runs[root] = _Joined(group, run.rank, run.world_size, run, there.identity())
             return joined.run
 
     def fetch(
@@ -215,7 +211,7 @@ class Process:
         Raises:
             errors.CkptdError: see bucket.fetch_newest().
         """
-        root, group = os.path.realpath(root), self.group()
+        root, group = _real_root(root), self.group()
         with self._lock:
             # A group that was made since then is of the same launch.
             is_done = root in self._fetched and self._fetched[root] in (None, group)
@@ -252,7 +248,7 @@ class Process:
             opened._tell_restore()
             return opened
         # The daemon knows only checkpoints that are in their own root under their own name, so look here, too.
-        return open_root(real.root).open(real.tag) if is_committed(real.path) else None
+        return open_root(real.root).open(real.tag) if root_paths.of(real.root).is_committed(real.tag) else None
 
     def run_to_read(self, root: str, as_rank: bool = True) -> Optional[RunReader]:
         """Returns what to read a root with; None to read without a daemon.
@@ -261,22 +257,28 @@ class Process:
 
         A process that is alone reads as no rank of the job, until it saves: it may be an evaluation beside a job that
         trains, or the parent of that job's ranks. The ranks of a launch join once they have met, so that what they read
-        stays the newest.
+        stays the newest; in a bucket only if their daemon has the root already, so that none takes it from another job.
         """
-        group = self.group()
+        group, there = self.group(), root_paths.of(root)
         with self._lock:
-            joined = self._runs.get(os.path.realpath(root))
+            joined = self._runs.get(there.real())
             is_joined = joined is not None and joined.group is group
-        if not is_joined and not (os.path.isdir(os.path.join(root, ".ckptd")) and self._client.finds_daemon()):
-            return None
         try:
+            if not is_joined and not self._daemon_has(there):
+                return None
             if is_joined or (as_rank and self._is_known_rank()):
                 return self.run(root)
             with self._lock:
-                return self._client.connected().open(os.path.realpath(root))
+                return self._client.reader(there.real())
         except (errors.Refused, errors.Unavailable) as error:
             _log.info("ckptd: %s is read without a daemon: %s", root, error)
             return None
+
+    def _daemon_has(self, there: root_paths.RootPath) -> bool:
+        """Returns whether a daemon may know more of a root than lies there."""
+        if there.is_directory:
+            return self._client.finds_daemon() and there.is_of_ckptd()
+        return self._client.serves(there.name)
 
     def _is_known_rank(self) -> bool:
         """Returns whether this process is one of several ranks whose nodes are known."""
@@ -305,7 +307,7 @@ class Process:
         with self._lock:
             self._in_flight = [(there, other) for there, other in self._in_flight if not has_ended(other)]
             self._in_flight.append((_real(place), save))
-            self._fetched[os.path.realpath(place.root)] = self.group()  # From now on this launch's own are the newest.
+            self._fetched[_real_root(place.root)] = self.group()  # From now on this launch's own are the newest.
             if not self._at_exit:
                 self._at_exit = True
                 # After the client has registered its own end: handlers run in the reverse order.
@@ -314,7 +316,7 @@ class Process:
     def add_failure(self, place: Place, error: BaseException) -> None:
         """Adds a failure to those of the root's run, unless it is there already."""
         with self._lock:
-            joined = self._runs.get(os.path.realpath(place.root))
+            joined = self._runs.get(_real_root(place.root))
         if joined is not None and not any(known.tag == place.tag for known in joined.run.failures()[-1:]):
             failed = errors.CheckpointFailed(f"{place.tag}: {error}", reason="SAVE_ABORTED", tag=place.tag)
             joined.run._membership.add_failure(failed)
@@ -335,7 +337,7 @@ class Process:
 
     def is_saving(self, root: str) -> bool:
         """Returns whether a save of a root has not ended."""
-        root = os.path.realpath(root)
+        root = _real_root(root)
         return any(there.root == root and not has_ended(save) for there, save in self._of_flight())
 
     def is_saving_to(self, place: Place) -> bool:
@@ -350,7 +352,7 @@ class Process:
 
     def await_root(self, root: str) -> None:
         """Waits until the saves of a root have ended, one way or the other."""
-        deadline, root = time.monotonic() + self.settings.timeout, os.path.realpath(root)
+        deadline, root = time.monotonic() + self.settings.timeout, _real_root(root)
         self.await_saves([save for there, save in self._of_flight() if there.root == root], deadline)
 
     def wait(self, timeout: Optional[float] = None) -> None:
@@ -420,16 +422,11 @@ class Process:
 
 def _real(place: Place) -> Place:
     """Returns the place without links: two paths of one checkpoint give one place."""
-    return Place(*os.path.split(os.path.realpath(place.path)))
+    return Place(*root_paths.of(place.root).real_place(place.tag))
 
 
-def _directory(path: str) -> Optional[Tuple[int, int]]:
-    """Returns what tells a directory from one that is made in its place; None if there is none."""
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
+def _real_root(root: str) -> str:
+    return root_paths.of(root).real()
 
 
 def _open_with(run: RunReader, place: Place, timeout: float) -> Optional[Checkpoint]:

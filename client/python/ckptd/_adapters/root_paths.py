@@ -10,7 +10,7 @@ from typing import Any, BinaryIO, ContextManager, Dict, List, Optional, Protocol
 
 from ckptd import errors
 from ckptd._bucket_url import is_bucket_url, parse_bucket_url
-from ckptd._checkpoint_paths import has_manifest, is_committed, log_unverified, manifest_missing, warn_unverified
+from ckptd._checkpoint_paths import has_manifest, is_committed, log_unverified, warn_unverified
 from ckptd._paths import check_folder, directory_path, open_regular, root_name
 from ckptd._roots.bucket.client import CONNECTIONS
 from ckptd._roots.bucket.objects import Objects
@@ -18,7 +18,7 @@ from ckptd._roots.parallel import in_parallel
 from ckptd.restore import open_root
 
 _OWN = ".ckptd"  # The folder of ckptd in a root, and in a checkpoint.
-_MANIFEST, _CLAIM, _PART = "manifest", "manifest.new", "part-"  # In that of a checkpoint.
+_MANIFEST = "manifest"  # In that of a checkpoint.
 
 name_of = root_name  # Returns the root that a user names.
 
@@ -84,7 +84,11 @@ class RootPath(Protocol):
         """Returns whether anything is at a tag."""
 
     def is_committed(self, tag: str) -> bool:
-        """Returns whether ckptd has committed what is at a tag. errors.Corrupt: so it has, and the manifest is missing."""
+        """Returns whether ckptd has committed what is at a tag.
+
+        Raises:
+            errors.Corrupt: it has, in a directory, and the manifest is missing.
+        """
 
     def has_manifest(self, tag: str) -> bool:
         """Returns whether a tag has a manifest, intact or damaged."""
@@ -244,12 +248,8 @@ class BucketRoot:
         return any(self._objects.entries(tag))
 
     def is_committed(self, tag: str) -> bool:
-        own = self._own(tag)
-        if own.get(_MANIFEST, 0) > 0:
-            return True
-        if _CLAIM not in own and any(name.startswith(_PART) for name in own):
-            raise manifest_missing(join(self.name, tag))
-        return False
+        # A manifest that is missing is no damage: it goes first, and whoever removes a checkpoint may do so by hand.
+        return self.has_manifest(tag)
 
     def has_manifest(self, tag: str) -> bool:
         return self._own(tag).get(_MANIFEST, 0) > 0

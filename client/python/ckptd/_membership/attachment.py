@@ -20,7 +20,7 @@ class Attachment:
         """Does not attach yet. errors.NotFound: there is no such directory.
 
         Args:
-            root: absolute path of the root directory.
+            root: absolute path of the root directory; or the URL of one in a bucket, which the daemon has opened already.
             keep_alive: as in Membership.
         """
         self.connection = connection
@@ -31,7 +31,7 @@ class Attachment:
         self._keep_alive = keep_alive
         self._lock = threading.Lock()
         self._present: Optional[Joined] = None
-        if self.directory.descriptor is None:
+        if self.directory.descriptor is None and not self.directory.is_bucket:
             raise errors.NotFound(
                 f"the root {root} cannot be opened: {self.directory.error}", reason="NO_CHECKPOINT"
             )

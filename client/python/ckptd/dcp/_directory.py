@@ -10,6 +10,7 @@ import shutil
 from typing import List, Optional
 
 from ckptd import errors
+from ckptd._adapters import root_paths
 from ckptd._checkpoint_paths import has_manifest
 from ckptd.dcp._names import METADATA_FILE
 from ckptd.dcp._process import Place
@@ -17,10 +18,13 @@ from ckptd.dcp._process import Place
 _ASIDE = ".replaced"  # Ends the name under which a directory is set aside.
 
 
-def holds_checkpoint(path: str) -> bool:
-    """Returns whether a directory holds a checkpoint in DCP's format, written by any program."""
+def holds_checkpoint(place: Place) -> bool:
+    """Returns whether a place holds a checkpoint in DCP's format, written by any program."""
+    there = root_paths.of(place.root)
+    if not there.is_directory:
+        return there.exists(place.tag)
     with contextlib.suppress(OSError):
-        return any(name.endswith((METADATA_FILE, ".safetensors")) for name in os.listdir(path))
+        return any(name.endswith((METADATA_FILE, ".safetensors")) for name in os.listdir(place.path))
     return False
 
 
@@ -36,11 +40,13 @@ def make_way(place: Place, overwrite: Optional[bool]) -> None:
     """Makes a name free for a save. No-op if nothing is there, or a checkpoint of ckptd.
 
     An empty directory is removed: many programs make it before they save. What DCP's own writer has written
-    is set aside if `overwrite` is True.
+    is set aside if `overwrite` is True. In a bucket the daemon alone says what a save may replace.
 
     Raises:
         errors.Refused: something else is there.
     """
+    if not root_paths.of(place.root).is_directory:
+        return
     settle(place)
     path = place.path
     with contextlib.suppress(OSError):
@@ -63,8 +69,10 @@ def make_way(place: Place, overwrite: Optional[bool]) -> None:
 def settle(place: Place) -> None:
     """Removes what was set aside if ckptd has committed a checkpoint in its place; else gives it its name back.
 
-    No-op if nothing was set aside.
+    No-op if nothing was set aside, as in a bucket.
     """
+    if not root_paths.of(place.root).is_directory:
+        return
     aside = _aside(place)
     if has_manifest(place.path):
         shutil.rmtree(aside, ignore_errors=True)
@@ -74,7 +82,7 @@ def settle(place: Place) -> None:
 
 def has_aside(place: Place) -> bool:
     """Returns whether something was set aside."""
-    return os.path.isdir(_aside(place))
+    return root_paths.of(place.root).is_directory and os.path.isdir(_aside(place))
 
 
 def readable(place: Place) -> str:
@@ -83,7 +91,12 @@ def readable(place: Place) -> str:
 
 
 def tags(root: str) -> List[str]:
-    """Returns the names of a root's directories; of one that is set aside, the name that it had."""
+    """Returns the names of a root's directories; of one that is set aside, the name that it had. Of a bucket, those of ckptd's
+    checkpoints.
+    """
+    there = root_paths.of(root)
+    if not there.is_directory:
+        return sorted(there.manifests())
     names = [entry.name for entry in os.scandir(root) if entry.is_dir()]
     return sorted({name[1 : -len(_ASIDE)] if name.startswith(".") and name.endswith(_ASIDE) else name for name in names})
 

@@ -3,10 +3,11 @@
 import os
 from typing import Any, Dict
 
+from ckptd._adapters import root_paths
 from ckptd._patches import Patches
 from ckptd.dcp import _names, _sync
 from ckptd.dcp._async import SaveFuture, save_async
-from ckptd.dcp._process import process
+from ckptd.dcp._process import place_of, process
 from ckptd.dcp._reader import Reader
 from ckptd.dcp._writer import Writer
 
@@ -19,8 +20,9 @@ configure = process.configure  # See Process.configure.
 def install(**options: Any) -> None:
     """Makes ``dcp.save``, ``dcp.async_save`` and ``dcp.load`` of a path save and load through ckptd.
 
-    Calls that name a ``storage_writer``, a ``storage_reader`` or a URL stay as they are. Every rank calls it. A
-    later call replaces the options.
+    So do calls with ``s3://BUCKET/PREFIX/TAG``; what DCP itself has saved there is left to DCP's reader. Calls that name a
+    ``storage_writer``, a ``storage_reader`` or another URL stay as they are. Every rank calls it. A later call replaces the
+    options.
 
     Args:
         options: those of :class:`Writer`, such as ``num_kept_ckpts=3``.
@@ -57,14 +59,15 @@ def async_save(
 
     It plans, copies and hands over on the calling thread, and needs no thread, no process and no stager
     afterwards: ``async_checkpointer_type`` and ``async_stager`` are accepted and not used. If all ranks are
-    killed then, the daemon commits the checkpoint. A call that names another writer or a URL goes to DCP.
+    killed then, the daemon commits the checkpoint. A call that names another writer or a URL but that of a bucket goes to
+    DCP.
 
     Returns:
         SaveFuture: the metadata, once the checkpoint is committed. A failure that no call has asked for is logged
         as a warning.
     """
     writer = storage_writer
-    if writer is None and _is_path(checkpoint_id):
+    if writer is None and _is_ours(checkpoint_id):
         writer = Writer(checkpoint_id, **_options)  # type: ignore[arg-type]
     arguments = {
         "checkpoint_id": checkpoint_id,
@@ -88,7 +91,7 @@ def _save(
 ) -> Any:
     """Stands for dcp.save."""
     writer = storage_writer
-    if writer is None and _is_path(checkpoint_id):
+    if writer is None and _is_ours(checkpoint_id):
         writer = Writer(checkpoint_id, **_options)  # type: ignore[arg-type]
     if isinstance(writer, Writer) and writer.options.wait == "committed" and not positional:
         return _sync.save(state_dict, writer, checkpoint_id, **others)
@@ -97,13 +100,20 @@ def _save(
 
 def _set_up(storage: Any, checkpoint_id: Any, reader: bool = False) -> Any:
     """Stands for DCP's function that chooses the reader or writer of a call."""
-    if not storage and _is_path(checkpoint_id):
+    if not storage and _is_ours(checkpoint_id) and not (reader and _is_of_dcp_in_bucket(checkpoint_id)):
         storage = Reader(checkpoint_id) if reader else Writer(checkpoint_id, **_options)
     return _names.stock_set_up(storage, checkpoint_id, reader)
 
 
-def _is_path(checkpoint_id: Any) -> bool:
-    return bool(checkpoint_id) and "://" not in os.fspath(checkpoint_id)
+def _is_ours(checkpoint_id: Any) -> bool:
+    return bool(checkpoint_id) and root_paths.is_name(checkpoint_id)
+
+
+def _is_of_dcp_in_bucket(checkpoint_id: Any) -> bool:
+    """Returns whether DCP itself must read what lies at a URL, because ckptd has not saved it."""
+    place = place_of(checkpoint_id)
+    there = root_paths.of(place.root)
+    return not there.is_directory and not process.is_saving_to(place) and there.is_of_others(place.tag)
 
 
 _REPLACEMENTS = {"save": _save, "async_save": async_save, "_storage_setup": _set_up}

@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from ckptd import errors
-from ckptd._bucket_url import is_bucket_url
+from ckptd._adapters import root_paths
 from ckptd._checkpoint_paths import is_in_root, manifest_missing, warn_unverified
 from ckptd._paths import open_regular
 from ckptd._torch.reading import key_prefix
@@ -22,7 +22,8 @@ from ckptd.dcp._hugging_face import safetensors
 from ckptd.dcp._metadata import CheckedPlanner, check_object, load_metadata
 from ckptd.dcp._process import MEET_SECONDS, Place, place_of, process
 from ckptd.dcp._slices import SliceReader
-from ckptd.restore import Checkpoint, open_root
+from ckptd._roots.place import no_checkpoint
+from ckptd.restore import Checkpoint
 
 
 class Reader(StorageReader):
@@ -35,7 +36,7 @@ class Reader(StorageReader):
 
     Args:
         path (str or os.PathLike): the checkpoint's directory, or ``s3://BUCKET/PREFIX/TAG``, which is read without a daemon
-            and needs ``pip install ckptd[s3]``. ``checkpoint_id`` of the call replaces it.
+            if this process does not save there, and needs ``pip install ckptd[s3]``. ``checkpoint_id`` of the call replaces it.
         thread_count (int): as of DCP's ``HuggingFaceStorageReader``, which it is given to for safetensors files that ckptd has
             not written. Default: 1
         daemon (bool): ``False`` reads the disk, without a daemon. Default: ``True``
@@ -51,7 +52,7 @@ class Reader(StorageReader):
 
     def __init__(self, path: "str | os.PathLike[str]", _extension_registry: Any = None, *, thread_count: int = 1, daemon: bool = True) -> None:
         super().__init__()
-        self._place = _place_to_read(path)
+        self._place = place_of(path)
         self._registry = _extension_registry
         self._thread_count = thread_count
         self._use_daemon = daemon
@@ -63,7 +64,7 @@ class Reader(StorageReader):
     def reset(self, checkpoint_id: "str | os.PathLike[str] | None" = None) -> None:
         """Begins another load; of ``checkpoint_id``, if that is given."""
         if checkpoint_id:
-            self._place = _place_to_read(checkpoint_id)
+            self._place = place_of(checkpoint_id)
         self._close()
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
@@ -80,15 +81,16 @@ class Reader(StorageReader):
             raise
 
     def _open_and_read(self, *args: Any, **kwargs: Any) -> Metadata:
-        if self._checkpoint is None and is_bucket_url(self._place.root):
-            self._checkpoint = open_root(self._place.root).open(self._place.tag)
         if self._checkpoint is None and self._stock is None:
             together = _names.members_of_load()
             if len(together) > 1 and self._use_daemon:
                 process.meet(together, MEET_SECONDS)
-            if self._use_daemon and not os.path.lexists(self._place.path):
+            there = root_paths.of(self._place.root)
+            if self._use_daemon and there.is_directory and not there.exists(self._place.tag):
                 process.fetch(self._place.root)
             self._checkpoint = process.open(self._place, self._use_daemon)
+            if self._checkpoint is None and not there.is_directory:
+                raise _not_in_bucket(there, self._place)
             if self._checkpoint is None:
                 path = _directory.readable(self._place)
                 warn_unverified(path)
@@ -138,8 +140,8 @@ class Reader(StorageReader):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: "str | os.PathLike[str]") -> bool:
-        """Returns whether it is a path, and no URL."""
-        return "://" not in os.fspath(checkpoint_id)
+        """Returns whether it is a path, or the URL of a bucket."""
+        return root_paths.is_name(checkpoint_id)
 
     @property
     def checkpoint_id(self) -> str:
@@ -196,15 +198,16 @@ class Reader(StorageReader):
         return f"<ckptd.dcp.Reader {self._place.path}>"
 
 
-def _place_to_read(checkpoint_id: "str | os.PathLike[str]") -> Place:
-    """Returns the place of a checkpoint; if it is in a bucket, that of its URL."""
-    text = os.fspath(checkpoint_id)
-    if not is_bucket_url(text):
-        return place_of(text)
-    root, _, tag = text.rstrip("/").rpartition("/")
-    if not is_bucket_url(root):
-        raise errors.invalid(f'the checkpoint id is "{text}", which names no checkpoint: s3://BUCKET/PREFIX/TAG')
-    return Place(root, tag)
+def _not_in_bucket(there: root_paths.RootPath, place: Place) -> errors.CkptdError:
+    """Returns the error for a checkpoint that ckptd has not committed in a bucket."""
+    if not there.is_of_others(place.tag):
+        return no_checkpoint(place.tag, place.root)
+    return errors.NotFound(
+        f"ckptd has not saved what is at {place.path}, and reads there only what it has saved: give DCP's own reader, such as "
+        "FsspecReader, as storage_reader=",
+        reason="NO_CHECKPOINT",
+        tag=place.tag,
+    )
 
 
 def _check_prefix(planner: Any, metadata: Metadata, place: Place) -> None:

@@ -6,10 +6,12 @@ from typing import Any, Optional
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata
 
+from ckptd._adapters import root_paths
 from ckptd._paths import open_regular
 from ckptd.dcp import _names, _repeated
 from ckptd.dcp._failure import with_cause_first
 from ckptd.dcp._metadata import load_metadata
+from ckptd.dcp._process import Place, place_of, process
 
 
 def save(state_dict: Any, writer: Any, checkpoint_id: Any = None, **arguments: Any) -> Metadata:
@@ -58,8 +60,19 @@ def save_state(
 
 def read_metadata(path: str) -> Metadata:
     """Returns the metadata of a committed checkpoint; that of none if retention has removed it since."""
+    place = place_of(path)
+    if not root_paths.of(place.root).is_directory:
+        return _read_from_bucket(place)
     try:
         with open(os.path.join(path, _names.METADATA_FILE), "rb", opener=open_regular) as file:
             return load_metadata(file, str(file.name))
     except FileNotFoundError:
         return Metadata({})
+
+
+def _read_from_bucket(place: Place) -> Metadata:
+    checkpoint = process.open(place)
+    if checkpoint is None:
+        return Metadata({})
+    with checkpoint:
+        return load_metadata(checkpoint.read(_names.METADATA_FILE), f"{_names.METADATA_FILE} of {place.path}")

@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from ckptd import errors
+from ckptd._adapters import root_paths
 from ckptd._adapters.node_process import ADMISSION_SECONDS
 from ckptd._adapters.ranks import is_distributed
 from ckptd._membership.launch import checked_rank
@@ -82,14 +83,16 @@ class Writer(StorageWriter, Stager):
     the next forward and backward pass; ``staging_completion`` is done when it is.
 
     Args:
-        path (str or os.PathLike): the checkpoint's directory. ``checkpoint_id`` of the call replaces it.
+        path (str or os.PathLike): the checkpoint's directory, or ``s3://BUCKET/PREFIX/TAG`` for a run on one node.
+            ``checkpoint_id`` of the call replaces it.
         single_file_per_rank (bool): one file for each rank rather than one for each value. Default: ``True``
         sync_files (bool): accepted for compatibility: a committed checkpoint is always synced.
         thread_count (int): the number of files of each rank, as DCP's writer has it. Default: 1
         per_thread_copy_ahead (int): accepted for compatibility and ignored.
         cache_staged_state_dict (bool): accepted for compatibility and ignored: nothing is staged twice.
         overwrite (bool, optional): ``False`` refuses a directory that holds a checkpoint; ``True`` replaces
-            one that DCP's own writer has written, too. Default: replace only what ckptd has committed
+            one that DCP's own writer has written, too. Default: replace only what ckptd has committed. In a bucket nothing is
+            replaced
         num_kept_ckpts (int, optional): how many of ckptd's checkpoints in the root to keep. Default: all
         retention (Keep, optional): which of ckptd's checkpoints in the root to keep; not beside ``num_kept_ckpts``.
             Default: all
@@ -198,7 +201,7 @@ class Writer(StorageWriter, Stager):
 
     def check_overwrite(self) -> None:
         """Raises RuntimeError if a checkpoint is there and ``overwrite=False`` was given."""
-        if self.options.overwrite is False and _directory.holds_checkpoint(self._place.path):
+        if self.options.overwrite is False and _directory.holds_checkpoint(self._place):
             raise RuntimeError(
                 f"Checkpoint already exists and self.overwrite=False: {self._place.path}; save under another name, or "
                 "leave overwrite out"
@@ -261,12 +264,12 @@ class Writer(StorageWriter, Stager):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: "str | os.PathLike[str]") -> bool:
-        """Returns whether it is a path, and no URL."""
-        return "://" not in os.fspath(checkpoint_id)
+        """Returns whether it is a path, or the URL of a bucket."""
+        return root_paths.is_name(checkpoint_id)
 
     @property
     def checkpoint_id(self) -> str:
-        """The absolute path of the checkpoint.
+        """The absolute path, or the URL, of the checkpoint.
 
         DCP's save() asks for it first, on every rank, where an error is not yet one of the many in a CheckpointException:
         ranks that cannot save together raise theirs here.

@@ -338,8 +338,13 @@ def _load_latest_foreign(root: str, targets: _loading.LoadTargets) -> Any:
 def _nothing(root: str, tag: Optional[str] = None) -> NoCheckpoint:
     if tag is None:
         return NoCheckpoint(f"Error: no checkpoint under directory {root}", reason="NO_CHECKPOINT")
-    begun = root_paths.of(root).exists(tag)
-    why = "it has no `done`, so its save was not finished or its removal was begun" if begun else "there is no such directory"
+    there = root_paths.of(root)
+    if not there.exists(tag):
+        why = "there is no such directory"
+    elif there.is_of_others(tag):
+        why = "it has no `done`, so its save was not finished or its removal was begun"
+    else:
+        why = "it has no manifest, so a save of ckptd there, or the removal of one, has not ended"
     return NoTag(
         f"Error: no checkpoint {tag} under directory {root}: {why}", reason="NO_CHECKPOINT", tag=tag
     )

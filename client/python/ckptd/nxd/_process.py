@@ -138,14 +138,10 @@ class Process:
             bucket.fetch_newest(lambda: job.run if job is not None else self._join(root), self.settings.timeout)
 
     def reader(self, root: str) -> Optional[RunReader]:
-        """Returns what to look at a root with; None: nothing there is under way. The other ranks may not call this."""
+        """Returns what to look at a root with; None: the daemon has nothing of it that is under way."""
         with self._lock:
             job = self._jobs.get(root)
-            if job is not None:
-                return job.run
-            if root_paths.of(root).is_directory:
-                return self._client.connected().open(root)
-            return self._join(root) if self._client.serves(root) else None
+            return job.run if job is not None else self._client.reader(root)
 
     def open(self, root: str, tag: str) -> Checkpoint:
         """Opens what ckptd has committed at a tag, which may be a link; also what the daemon does not list, such as a
