@@ -250,7 +250,7 @@ def test_group_of_another_back_end_gets_one_of_gloo(launch, root):
 
 def test_missing_checkpoint_and_other_file_systems_are_errors_that_say_so(alone, root):
     assert "none" in alone.fails(f"CheckpointSaver.restore({root + '/none'!r}, Unit())").message
-    assert "URL" in alone.fails("CheckpointSaver.restore('s3://a/b', Unit())").message
+    assert "URL" in alone.fails("CheckpointSaver.restore('gs://a/b', Unit())").message
     assert "storage_reader" in alone.fails(f"{LATEST}({root!r}, Unit(), file_system=1)").message
 
 

@@ -186,7 +186,7 @@ def test_wrong_arguments_are_refused_with_the_value(alone, root):
         assert error.kind == "ValueError" and f'the metric "{metric}"' in error.message, error
     both = "keep_last_n_checkpoints=1, retention=ckptd.Keep(last=1)"
     assert "retention" in alone.fails(f"CheckpointSaver({root!r}, {both})").message
-    assert "URL" in alone.fails("CheckpointSaver('s3://bucket/a')").message
+    assert "URL" in alone.fails("CheckpointSaver('gs://bucket/a')").message
     error = alone.fails("CheckpointSaver('/proc/version/below')")
     assert error.kind == "Refused" and "/proc/version is a file and no directory" in error.message
     assert alone.do(f"CheckpointSaver('ckptd://' + {root!r}).dirpath") == root

@@ -11,8 +11,8 @@ from torchtnt.framework.callbacks.checkpointer_types import KnobOptions
 
 import ckptd.dcp
 from ckptd import errors
+from ckptd._adapters import root_paths
 from ckptd._adapters.ranks import from_first_rank, gloo_group
-from ckptd._paths import directory_path
 from ckptd.dcp import _directory
 from ckptd.dcp import _names as _dcp_names
 from ckptd.dcp._process import MEET_SECONDS, Place, await_sealed, process
@@ -22,10 +22,10 @@ _log = logging.getLogger("ckptd")
 _URL = "ckptd://"
 
 
-def local_path(path: "str | os.PathLike[str]", what: str) -> str:
-    """Returns the absolute path of a directory, which may be given as a URL of ckptd://."""
+def name_of(path: "str | os.PathLike[str]", what: str) -> str:
+    """Returns the absolute path of a directory, which may be given as a URL of ckptd://, or the URL of a bucket."""
     text = os.fspath(path)
-    return directory_path(text[len(_URL) :] if text.startswith(_URL) else text, what)
+    return root_paths.name_of(text[len(_URL) :] if text.startswith(_URL) else text, what)
 
 
 class Restoring:
@@ -52,7 +52,7 @@ class Restoring:
         verified.
 
         Args:
-            path (str): the checkpoint's directory.
+            path (str): the checkpoint's directory, or its URL in a bucket.
             unit (AppStateMixin): the unit.
             train_dataloader, eval_dataloader, predict_dataloader (Iterable, optional): the data loaders to restore,
                 if the checkpoint has their states. Default: none
@@ -84,8 +84,8 @@ class Restoring:
         bucket, which is then in the directory.
 
         Args:
-            dirpath (str): the directory.
-            file_system: must be None: the directory is on this machine.
+            dirpath (str): the directory, or ``s3://BUCKET/PREFIX``.
+            file_system: must be None: ckptd finds the checkpoints by itself.
             arguments: those of :meth:`restore`.
 
         Returns:
@@ -133,8 +133,8 @@ class Restoring:
 def _check_file_system(file_system: Any) -> None:
     if file_system is not None:
         raise ValueError(
-            f"file_system is {file_system!r}, and ckptd's checkpoints are directories of this machine: leave it out; for a "
-            "remote checkpoint call restore() with its storage_reader"
+            f"file_system is {file_system!r}, and ckptd finds its checkpoints in directories of this machine and in buckets by "
+            "itself: leave it out; for another remote checkpoint call restore() with its storage_reader"
         )
 
 
@@ -155,7 +155,7 @@ def _restore(
     """
     options = options or _app_state.RestoreOptions()
     if reader is None:
-        path = local_path(path, "checkpoint")
+        path = name_of(path, "checkpoint")
         reader = ckptd.dcp.Reader(path)
     app_state = _app_state.to_restore(unit, options, _names.parse(os.path.basename(path.rstrip("/"))))
     wanted = {phase: loader for phase, loader in loaders.items() if loader is not None}
@@ -192,12 +192,12 @@ def _restore_first(
     Raises:
         Exception: what restoring has raised; if all checkpoints are damaged, that of the last one.
     """
-    root = local_path(dirpath, "dirpath")
+    root = name_of(dirpath, "dirpath")
     meet(process_group)
     with gloo_group(process_group) as group:
         names = from_first_rank(lambda: order(checkpoints(root)), group)
     for number, name in enumerate(names):
-        path = os.path.join(root, str(name))
+        path = root_paths.join(root, str(name))
         try:
             restore_path(path)
             return True
@@ -226,7 +226,7 @@ def checkpoints(root: str) -> List[_names.Name]:
         Refused: the bucket does not answer (``RESTORE_FAILED``).
     """
     process.fetch(root)
-    if not os.path.isdir(root):
+    if not root_paths.of(root).is_there():
         return []
     run = process.run_to_read(root)
     if run is not None:

@@ -18,13 +18,13 @@ from torchtnt.utils.distributed import get_world_size
 
 import ckptd.dcp
 from ckptd import errors
+from ckptd._adapters import root_paths
 from ckptd._adapters.ranks import from_first_rank, is_distributed
-from ckptd._paths import check_folder
 from ckptd._saving.save_options import StageName, check_stage
 from ckptd.dcp._process import process
 from ckptd.retention import Keep
 from ckptd.torchtnt import _app_state, _names
-from ckptd.torchtnt._restore import Restoring, local_path
+from ckptd.torchtnt._restore import Restoring, name_of
 
 _log = logging.getLogger("ckptd")
 _ENDS = ("on_train_end", "on_predict_end")
@@ -68,7 +68,7 @@ class CheckpointSaver(Restoring, BaseCheckpointer):
     first rank chooses the name, and so the metric in it.
 
     Args:
-        dirpath (str): the directory of the checkpoints; ckptd's root.
+        dirpath (str): the directory of the checkpoints, or ``s3://BUCKET/PREFIX`` for a run on one node; ckptd's root.
         save_every_n_train_steps (int, optional): saves when the steps of training are a multiple. Default: never
         save_every_n_epochs (int, optional): the same for epochs of training. Default: never
         save_every_n_eval_steps (int, optional): the same for steps of evaluation. Default: never
@@ -91,7 +91,7 @@ class CheckpointSaver(Restoring, BaseCheckpointer):
         ValueError: ``stage`` is another one, or ``"overlap"`` without ``async_checkpoint``; a number is not more than 0, or the mode of ``best_checkpoint_config`` is unknown, or its metric has
             characters that the names of checkpoints cannot have.
         RuntimeError: there are several ranks and no default process group.
-        Refused: ``dirpath`` is no directory of this machine, or it cannot be made or written to.
+        Refused: ``dirpath`` is no directory of this machine and no URL of a bucket, or it cannot be made or written to.
     """
 
     metadata_fname = ".metadata"  # The name of this attribute in release 0.2.4.
@@ -135,8 +135,8 @@ class CheckpointSaver(Restoring, BaseCheckpointer):
                 "torch.distributed.init_process_group(), or make an AutoUnit, before the CheckpointSaver"
             )
         # Without the number to keep, TorchTNT's manager of checkpoints removes none.
-        folder = local_path(dirpath, "dirpath")
-        check_folder(folder, "the dirpath of CheckpointSaver")
+        folder = name_of(dirpath, "dirpath")
+        root_paths.of(folder).check_writable("the dirpath of CheckpointSaver")
         super().__init__(
             folder,
             best_checkpoint_config=best_checkpoint_config,
@@ -247,7 +247,7 @@ class CheckpointSaver(Restoring, BaseCheckpointer):
         return is_saved
 
     def _save(self, state: Any, unit: Any, name: _names.Name, hook: str) -> bool:
-        path = os.path.join(self.dirpath, str(name))
+        path = root_paths.join(self.dirpath, str(name))
         if not self._checkpoint_impl(state, unit, hook=hook, **{_PATH_ARGUMENT: path}):
             return False
         self._last = name
@@ -333,8 +333,8 @@ class CheckpointSaver(Restoring, BaseCheckpointer):
 
     def _is_saved(self, state: Any, name: _names.Name) -> bool:
         """Returns whether the save at the end of training would add nothing."""
-        path = os.path.join(self.dirpath, str(name))
-        if self._is_in_flight(path) or os.path.exists(os.path.join(path, ".metadata")):
+        path = root_paths.join(self.dirpath, str(name))
+        if self._is_in_flight(path) or root_paths.of(self.dirpath).has_file(str(name), ".metadata"):
             return True
         saves_in_eval = self._every["on_eval_step_end"] or self._every["on_eval_epoch_end"]
         if state.entry_point != EntryPoint.FIT or saves_in_eval or self._last is None:
