@@ -71,6 +71,6 @@ def test_wrong_arguments_are_refused_with_what_to_do(pair):
     ]:
         assert all(word in error.message for error in pair.fail(f"CheckpointEngine({arguments})")), arguments
         assert all(word in error.message for error in pair.fail(f"ckptd.deepspeed.install({arguments})")), arguments
-    errors = pair.fail("states.engine(1, checkpoint_engine=CheckpointEngine()).save_checkpoint('s3://bucket/a')")
-    assert all("s3://bucket/a" in error.message for error in errors)
-    assert not os.path.exists("s3:")  # What DeepSpeed would have made.
+    errors = pair.fail("states.engine(1, checkpoint_engine=CheckpointEngine()).save_checkpoint('gs://bucket/a')")
+    assert all("gs://bucket/a" in error.message for error in errors)
+    assert not os.path.exists("gs:")  # What DeepSpeed would have made.

@@ -86,7 +86,7 @@ def dcp_by_path(root: str, url: str, steps: int) -> Found:
     return dcp(root, url, steps, by_path=os.environ["BEGINS"] == "no")
 
 
-def deepspeed(root: str, url: str, steps: int) -> Found:
+def deepspeed(root: str, url: str, steps: int, again: bool = False) -> Found:
     import ckptd.deepspeed
     import deepspeed
 
@@ -94,7 +94,7 @@ def deepspeed(root: str, url: str, steps: int) -> Found:
     deepspeed.utils.logger.setLevel(logging.ERROR)
     deepspeed.init_distributed("gloo", auto_mpi_discovery=False)
     ckptd.deepspeed.configure(upload=upload_of(url))
-    ckptd.deepspeed.install()
+    ckptd.deepspeed.install(wait="committed" if again else "sealed")
     module = model()
     config = {
         "train_micro_batch_size_per_gpu": 4,
@@ -103,9 +103,12 @@ def deepspeed(root: str, url: str, steps: int) -> Found:
     }
     optimizer = torch.optim.AdamW(module.parameters(), lr=0.1)
     engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=config)
-    _, client_state = engine.load_checkpoint(root)
+    if again:
+        engine.save_checkpoint(root, tag="global_step2")
+    path, client_state = engine.load_checkpoint(root)
     begin = client_state["step"] if client_state else 0
-    if begin:
+    assert not begin or path.startswith(f"{root}/global_step{begin}/"), path
+    if begin and "://" not in root:
         with open(os.path.join(root, "latest"), encoding="utf-8") as latest:
             assert latest.read() == f"global_step{begin}"
     for step in range(begin + 1, steps + 1):
@@ -318,13 +321,17 @@ def dcp_again(root: str, url: str, steps: int) -> Found:
     return 0, model()
 
 
+def deepspeed_again(root: str, url: str, steps: int) -> Found:
+    return deepspeed(root, url, steps, again=True)
+
+
 def torchtnt_again(root: str, url: str, steps: int) -> Found:
     with cause_alone():
         return torchtnt(root, url, steps, restores=False)
 
 
 # Jobs that save to a tag that has a checkpoint.
-AGAIN = {function.__name__: function for function in (nxd_again, dcp_again, torchtnt_again)}
+AGAIN = {function.__name__: function for function in (nxd_again, dcp_again, torchtnt_again, deepspeed_again)}
 
 
 # What the jobs of a library import, which takes seconds.

@@ -172,6 +172,20 @@ class Process:
         root = _real_root(root)
         return self._client.join(root, ranks, seconds, lambda: self.run(root, *checked_rank()))
 
+    def join_to_resume(self, root: str, ranks: Tuple[int, ...]) -> None:
+        """Joins the run of a root in a bucket as join() does, before its ranks look for the checkpoint to go on from: then the
+        daemon knows what they find damaged, and a save may replace that. No-op for a directory, and beside the job that runs
+        in the root.
+        """
+        if root_paths.of(root).is_directory:
+            return
+        try:
+            self.join(root, ranks, MEET_SECONDS)
+        except errors.Refused as error:
+            if error.reason != "RUN_IN_USE":
+                raise
+            _log.info("ckptd: %s is read without a daemon: %s", root, error)
+
     def run(self, root: str, rank: Optional[int] = None, world_size: Optional[int] = None) -> Run:
         """Returns the run of a root, joined at the first use. rank, world_size: by default those of the job."""
         group, root = self.group(), _real_root(root)

@@ -8,6 +8,7 @@ import warnings
 from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
 from ckptd import errors
+from ckptd._adapters import root_paths
 from ckptd._adapters.node_process import ADMISSION_SECONDS
 from ckptd._saving.file_values import Torch
 from ckptd._saving.part import Part
@@ -26,7 +27,8 @@ _LATEST = "latest"
 class _Asked(NamedTuple):
     """The arguments of save_checkpoint(), beside the states."""
 
-    save_dir: str
+    root: str
+    folder: _names.Folder  # Where DeepSpeed believes to save.
     save_latest: bool
     step: Optional[int]
 
@@ -35,6 +37,7 @@ class _Saving(NamedTuple):
     """The checkpoint that this process saves."""
 
     place: Place
+    folder: str  # The directory of the checkpoint, as DeepSpeed has it.
     part: Optional[Part]  # None for save_16bit_model(), whose file is in no checkpoint.
 
 
@@ -106,18 +109,21 @@ class CheckpointEngine(_hooks.HookedEngine):
         self._abort("another checkpoint has begun")
         asked, tag = self._asked, info if isinstance(info, str) else info.tag
         if asked is None:
-            self._saving = _Saving(Place(os.path.abspath(getattr(info, "save_dir", "")), tag), None)
+            place = Place(os.path.abspath(getattr(info, "save_dir", "")), tag)
+            self._saving = _Saving(place, place.path, None)
             return
-        place = Place(os.path.abspath(asked.save_dir), tag)
+        place = Place(asked.root, tag)
         run = process.join(place.root, (), self._timeout)
         run.retention = self._keep
-        pointers = {_LATEST: tag} if asked.save_latest else {}
+        # No file of a bucket can be replaced in one step with what it names: there the newest checkpoint is the latest.
+        pointers = {_LATEST: tag} if asked.save_latest and root_paths.of(asked.root).is_directory else {}
         part = run.begin(tag, step=asked.step, pointers=pointers, timeout=self._timeout, stage=self._stage)
-        self._saving = _Saving(place, part)
+        self._saving = _Saving(place, asked.folder.of(tag), part)
 
     def makedirs(self, path: str, exist_ok: bool = False) -> None:
         """Makes a directory, unless it is the checkpoint's own: that one appears when it is committed."""
-        if self._saving is None or _names.file_in(self._saving.place, path) is None:
+        if self._saving is None or _names.file_in(self._saving.folder, path) is None:
+            _names.check_directory(path)
             os.makedirs(path, exist_ok=exist_ok)
 
     def save(self, state_dict: Any, path: str) -> None:
@@ -127,7 +133,7 @@ class CheckpointEngine(_hooks.HookedEngine):
         A file that is not in the checkpoint's directory, as of ``save_16bit_model``, is on disk when it returns.
         """
         saving = self._saving
-        name = _names.file_in(saving.place, path) if saving is not None else None
+        name = _names.file_in(saving.folder, path) if saving is not None else None
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", errors.UnsafeGlobalsWarning)  # DeepSpeed loads any class.
             if saving is None or saving.part is None or not name:
@@ -174,18 +180,21 @@ class CheckpointEngine(_hooks.HookedEngine):
 
     # ---- what the hooks of DeepSpeed's engine call
 
-    def begin_save(self, config: Any, save_dir: str, save_latest: bool, step: Optional[int]) -> None:
-        """Notes what save_checkpoint() was asked for."""
-        _names.check_directory(save_dir)
+    def begin_save(self, config: Any, save_dir: str, save_latest: bool, step: Optional[int]) -> str:
+        """Notes what save_checkpoint() was asked for. Returns the directory for DeepSpeed."""
+        root = _names.root_of(save_dir)
         self._set_config(config)
-        self._asked = _Asked(save_dir, save_latest, step)
+        self._asked = _Asked(root, _names.Folder(root), save_latest, step)
         self._is_alone = save_dir != self._last_dir and _names.is_numbered(save_dir)
         self._last_dir = save_dir
+        return self._asked.folder.path if not root_paths.of(root).is_directory else save_dir
 
     def end_save(self, error: Optional[BaseException]) -> None:
         """Ends the checkpoint for all ranks if this one's save_checkpoint() has failed."""
         if error is not None:
             self._abort(f"{type(error).__name__}: {error}")
+        if self._asked is not None:
+            self._asked.folder.close()
         self._asked = self._saving = None
 
     def load_checkpoint(self, engine: Any, stock: Callable[..., Any], asked: inspect.BoundArguments) -> Any:

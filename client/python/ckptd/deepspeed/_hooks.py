@@ -17,8 +17,8 @@ class HookedEngine(abc.ABC):
     """A checkpoint engine that the replaced methods call."""
 
     @abc.abstractmethod
-    def begin_save(self, config: Any, save_dir: str, save_latest: bool, step: Optional[int]) -> None:
-        """save_checkpoint() begins."""
+    def begin_save(self, config: Any, save_dir: str, save_latest: bool, step: Optional[int]) -> str:
+        """save_checkpoint() begins. Returns the directory that DeepSpeed is to save to."""
 
     @abc.abstractmethod
     def end_save(self, error: Optional[BaseException]) -> None:
@@ -82,7 +82,8 @@ def save_checkpoint(stock: Any, engine: Any, *args: Any, **kwargs: Any) -> Any:
     save_latest = asked.arguments["save_latest"]
     if not _has_commit_info():
         asked.arguments["save_latest"] = False  # Releases before 0.17 would write it before the commit.
-    ours.begin_save(engine._config, asked.arguments["save_dir"], save_latest, engine.global_steps)
+    save_dir = ours.begin_save(engine._config, asked.arguments["save_dir"], save_latest, engine.global_steps)
+    asked.arguments["save_dir"] = save_dir
     try:
         result = stock(*asked.args, **asked.kwargs)
     except BaseException as error:

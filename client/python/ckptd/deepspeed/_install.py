@@ -3,7 +3,7 @@
 import os
 from typing import Any
 
-from ckptd.deepspeed import _hooks
+from ckptd.deepspeed import _hooks, _names
 from ckptd.deepspeed._engine import CheckpointEngine
 from ckptd.deepspeed._process import process
 from ckptd.run import Run
@@ -38,4 +38,4 @@ def run(save_dir: "str | os.PathLike[str]") -> Run:
 
     The directory is made if it is missing. Every rank that saves there may call it.
     """
-    return process.run(os.path.abspath(os.fspath(save_dir)))
+    return process.run(_names.root_of(save_dir))

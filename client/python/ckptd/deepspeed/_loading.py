@@ -8,8 +8,9 @@ import os
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 from ckptd import errors
-from ckptd._adapters import bucket
+from ckptd._adapters import bucket, root_paths
 from ckptd._adapters.ranks import from_all_ranks, from_first_rank
+from ckptd._checkpoint_info import CheckpointInfo
 from ckptd._checkpoint_paths import is_committed, warn_unverified
 from ckptd._paths import open_regular
 from ckptd.deepspeed import _classes, _names, _universal, _whole_weights
@@ -31,6 +32,7 @@ class Opened:
 
     def __init__(self, place: Place) -> None:
         self.place = place
+        self.folder = _names.Folder(place.root)  # From which DeepSpeed believes to load.
         self._checkpoint: Optional[Checkpoint] = None
         self._values: Dict[str, Any] = {}
         self._resharded = Resharded({}, [])
@@ -40,7 +42,8 @@ class Opened:
         """Loads the files that this rank's engine will ask for. arguments: those of load_checkpoint()."""
         self._checkpoint = process.open(self.place)
         if self._checkpoint is None:
-            if not os.path.lexists(self.place.path):
+            there = root_paths.of(self.place.root)
+            if not there.is_directory or not there.exists(self.place.tag):
                 raise errors.NotFound(
                     f"there is no checkpoint {self.place.path}", reason="NO_CHECKPOINT", tag=self.place.tag
                 )
@@ -56,13 +59,14 @@ class Opened:
                 _LATEST,
             )
         if self._checkpoint is not None:
+            self.folder.show(self.place.tag, self._checkpoint.files)
             for name in needed_files(engine, arguments, self._checkpoint.files):
                 if name not in self._resharded.values:
                     self._values[name] = _classes.load(self._checkpoint, name)
 
     def model_files(self) -> List[str]:
         """Returns the paths of the model's files that stand for this rank's own; empty if it has its own."""
-        return [os.path.join(self.place.path, name) for name in self._resharded.model_files]
+        return [os.path.join(self.folder.of(self.place.tag), name) for name in self._resharded.model_files]
 
     def take_weights(self) -> Optional[Dict[str, Any]]:
         """Returns the weights of the whole model, once; None if the engine does not need them."""
@@ -71,7 +75,7 @@ class Opened:
 
     def load(self, path: str, map_location: Any) -> Any:
         """Returns a file's value. It is not kept: DeepSpeed changes it."""
-        name = _names.file_in(self.place, path)
+        name = _names.file_in(self.folder.of(self.place.tag), path)
         if name in self._resharded.values:
             return _with_own_containers(self._resharded.values[name])  # DeepSpeed asks for the model's twice.
         if self._checkpoint is None or not name:
@@ -84,6 +88,7 @@ class Opened:
         """Ends the lease. May be called more than once."""
         checkpoint, self._checkpoint = self._checkpoint, None
         self._values, self._resharded, self._weights = {}, Resharded({}, []), None
+        self.folder.close()
         if checkpoint is not None:
             checkpoint.close()
 
@@ -124,7 +129,7 @@ def load_checkpoint(
 ) -> Any:
     """Loads a checkpoint into an engine, as DeepSpeed's load_checkpoint() with the same arguments.
 
-    Without a tag it is the one that `latest` names. If that is not there, or a rank finds it damaged, all ranks load the
+    Without a tag it is the one that `latest` names; in a bucket, which has no such file, the newest that is not suspect. If that is not there, or a rank finds it damaged, all ranks load the
     next older one. If `latest` itself is gone, they load the newest checkpoint that was saved with it.
     What is in flight is waited for, and a newer checkpoint of the bucket. It may have been saved by another number of
     data-parallel ranks. If the engine loads
@@ -143,21 +148,25 @@ def load_checkpoint(
         errors.Refused: it was saved by another number of ranks, and is not of this model; or the bucket does not answer. No
             engine has changed.
     """
-    root, tag = os.path.abspath(asked.arguments["load_dir"]), asked.arguments["tag"]
+    root, tag = _names.root_of(asked.arguments["load_dir"]), asked.arguments["tag"]
+    there = root_paths.of(root)
     process.meet((), MEET_SECONDS)
+    if tag is None:
+        process.join_to_resume(root, ())
     if bucket.is_resumed_from(process.settings.upload):
         _agreed(lambda: _fetched(root, tag))
     if asked.arguments["load_module_only"] and engine.zero_optimization_partition_weights() and not engine.has_moe_layers:
         # Otherwise DeepSpeed does not read the weights, which at stage 3 are in the optimizer's files.
         asked.arguments["load_optimizer_states"] = False
     if engine.load_universal_checkpoint():
+        _names.check_directory(root)
         process.await_root(root)
         made = _agreed(lambda: _made_universal(root, tag))
         if made:
             asked.arguments["load_dir"], asked.arguments["tag"] = made
         if asked.arguments["tag"] is not None:
             warn_unverified(os.path.join(asked.arguments["load_dir"], str(asked.arguments["tag"])))
-    elif os.path.isdir(root):
+    elif there.is_there():
         process.await_root(root)
         candidates = _agreed(lambda: _candidates(root, tag))
         for number, candidate in enumerate(candidates):
@@ -166,8 +175,18 @@ def load_checkpoint(
             opened = _open_on_all(Place(root, candidate), engine, asked.arguments, is_last)
             if opened is not None:
                 with opened:
-                    return load(opened)
+                    if there.is_directory:
+                        return load(opened)
+                    asked.arguments["load_dir"] = opened.folder.path
+                    return _in_bucket(load(opened), opened.folder.path, root)
     return stock(*asked.args, **asked.kwargs)
+
+
+def _in_bucket(loaded: Any, folder: str, root: str) -> Any:
+    """Returns the result of DeepSpeed's load_checkpoint() with the URL in the place of the folder that stands for it."""
+    if isinstance(loaded, tuple) and loaded and isinstance(loaded[0], str):
+        return loaded[0].replace(folder, root, 1), *loaded[1:]
+    return loaded
 
 
 def _fetched(root: str, tag: Optional[str]) -> List[str]:
@@ -186,6 +205,8 @@ def _candidates(root: str, tag: Optional[str]) -> List[str]:
         return [str(tag)]
     latest = _read_latest(root)
     infos = run.list() if run is not None else open_root(root).list()
+    if latest is None and not root_paths.of(root).is_directory:
+        return _usable(root, infos)
     if latest is None:
         infos = [info for info in infos if not info.damage and has_pointer(os.path.join(root, info.tag), _LATEST)]
         if infos:
@@ -207,6 +228,19 @@ def _candidates(root: str, tag: Optional[str]) -> List[str]:
     return tags
 
 
+def _usable(root: str, infos: List[CheckpointInfo]) -> List[str]:
+    """Returns the tags of a bucket's checkpoints that can be loaded without being named, newest first; none if it has no checkpoint."""
+    tags = [info.tag for info in infos if not info.damage and not info.suspect]
+    if infos and not tags:
+        raise errors.Corrupt(
+            f"all checkpoints in {root} are damaged or suspect, the newest of them {infos[0].tag} ({infos[0].damage or infos[0].suspect}); "
+            "load one by its tag",
+            reason="CHECKPOINT_DAMAGED",
+            tag=infos[0].tag,
+        )
+    return tags
+
+
 def _made_universal(root: str, tag: Optional[str]) -> List[str]:
     """Returns the directory and the tag of the universal checkpoint that DeepSpeed is to load; empty: it finds that itself."""
     if not os.path.isdir(root) or (tag is None and os.path.exists(os.path.join(root, _universal.LATEST))):
@@ -224,6 +258,8 @@ def _made_universal(root: str, tag: Optional[str]) -> List[str]:
 
 
 def _read_latest(root: str) -> Optional[str]:
+    if not root_paths.of(root).is_directory:
+        return None
     try:
         with open(os.path.join(root, _LATEST), encoding="utf-8", opener=open_regular) as file:
             return file.read().strip()

@@ -3,6 +3,7 @@
 import os
 from typing import Union
 
+from ckptd.deepspeed._names import check_directory
 from ckptd.deepspeed._process import Place, await_sealed, process
 
 
@@ -12,6 +13,7 @@ def await_saves(checkpoint_dir: Union[str, "os.PathLike[str]"]) -> None:
     Args:
         checkpoint_dir: a directory with tags, or a tag itself.
     """
+    check_directory(checkpoint_dir)
     path = os.path.abspath(os.fspath(checkpoint_dir))
     process.await_root(path)
     process.await_place(Place(*os.path.split(path)))

@@ -194,6 +194,7 @@ def _restore_first(
     """
     root = name_of(dirpath, "dirpath")
     meet(process_group)
+    process.join_to_resume(root, _dcp_names.ranks_of(_dcp_names.members(process_group, no_dist=False)))
     with gloo_group(process_group) as group:
         names = from_first_rank(lambda: order(checkpoints(root)), group)
     for number, name in enumerate(names):
