@@ -345,6 +345,9 @@ def test_what_the_callback_does_not_do_is_refused_with_what_to_do(trainer, root)
         values = "**{**dict.fromkeys(['fsdp', 'deepspeed', 'push_to_hub']), %r: True}" % name
         error = trainer.fails(f"import types; callback.on_init_end(types.SimpleNamespace({values}), None, None)")
         assert error.kind == "ValueError" and words in error.message
+    values = "deepspeed=None, fsdp=None, push_to_hub=None, output_dir='s3://bucket/run'"
+    error = trainer.fails(f"callback.on_init_end(types.SimpleNamespace({values}), None, None)")
+    assert error.kind == "Refused" and 'upload=ckptd.Upload("s3://bucket/run")' in error.message
     assert trainer.do(f"ckptd.transformers.latest({root + '/nowhere'!r})") is None
     assert trainer.do(f"ckptd.transformers.latest({root!r})") is None
 

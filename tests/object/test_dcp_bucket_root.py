@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 import subprocess
 import sys
@@ -189,6 +190,26 @@ def test_server_that_is_away_is_named_within_the_time_limit(job: DcpJob, monkeyp
         is_loaded(1, storage_reader=Reader(job.path(1)))
     error = cause_of(caught)
     assert isinstance(error, ckptd.Unavailable) and job.url in str(error)
+
+
+@with_moto
+def test_safetensors_files_are_saved_and_loaded(job: DcpJob, launch: Any) -> None:
+    tensors = {"w": state(1)["w"], "b": state(1)["b"]}
+    dcp.save(tensors, storage_writer=ckptd.dcp.HuggingFaceWriter(job.path(1), {"w": 1, "b": 1}, enable_consolidation=True))
+    assert [name for name in job.files("step-1") if name.endswith("safetensors")]
+    job.next_launch(launch)
+    into = {name: torch.zeros_like(value) for name, value in tensors.items()}
+    dcp.load(into, storage_reader=Reader(job.path(1)))
+    assert all(torch.equal(into[name].view(torch.int32), value.view(torch.int32)) for name, value in tensors.items())
+
+
+@with_moto
+def test_urls_of_ckptd_are_of_directories_alone(job: DcpJob, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = os.listdir(tmp_path)
+    with pytest.raises((ckptd.Refused, CheckpointException), match="must be a directory here"):
+        dcp.save(state(1), checkpoint_id=f"ckptd://{job.path(1)}")
+    assert os.listdir(tmp_path) == before
 
 
 LOAD = """

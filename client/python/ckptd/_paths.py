@@ -29,6 +29,11 @@ def directory_path(path: "Union[str, os.PathLike[str]]", what: str = "root") -> 
         raise errors.invalid(f'the {what} is "{text}"; name a directory, such as /data/ckpts')
     if isinstance(path, os.PathLike) and text.startswith("s3:/"):
         raise errors.invalid(f"the {what} is {path!r}: give the URL of a bucket as a str, because a path keeps one of its slashes")
+    if is_bucket_url(text):
+        raise errors.invalid(
+            f'the {what} is "{text}", and must be a directory here: name one by its path, and give upload=ckptd.Upload("{text}") '
+            "to have its checkpoints copied there (docs/buckets.md)"
+        )
     if _URL.match(text):
         raise errors.invalid(
             f'the {what} is "{text}", a URL; ckptd saves into directories of this machine only: name one by its path'

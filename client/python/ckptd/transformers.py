@@ -88,7 +88,7 @@ class CheckpointCallback(transformers.TrainerCallback):  # type: ignore[misc]
         _replace_methods()
 
     def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Refuses what a checkpoint through ckptd does not do. ValueError, with what to do."""
+        """Refuses what a checkpoint through ckptd does not do. ValueError or ckptd.Refused, with what to do."""
         for is_wrong, how in (
             (args.deepspeed, "ckptd.deepspeed.install() is for DeepSpeed: leave the callback out"),
             (args.fsdp, "it saves no shards of FSDP: leave it out, or leave fsdp out"),
@@ -96,6 +96,7 @@ class CheckpointCallback(transformers.TrainerCallback):  # type: ignore[misc]
         ):
             if is_wrong:
                 raise ValueError(f"ckptd.transformers.CheckpointCallback: {how}")
+        directory_path(args.output_dir, "output_dir")  # Refuses URLs.
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Refuses the same as :meth:`on_init_end`, which Trainer.add_callback() does not call."""
@@ -133,7 +134,7 @@ class CheckpointCallback(transformers.TrainerCallback):  # type: ignore[misc]
             ckptd.CkptdError: the save was refused, or has failed on another rank.
         """
         args, state = trainer.args, trainer.state
-        place = Place(os.path.abspath(output_dir), f"checkpoint-{state.global_step}")
+        place = Place(directory_path(output_dir, "output_dir"), f"checkpoint-{state.global_step}")
         if args.world_size > 1:
             process.join(place.root, (), self._timeout)
         run = process.run(place.root, args.process_index, args.world_size)

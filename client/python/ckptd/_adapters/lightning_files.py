@@ -90,7 +90,8 @@ def local_path(path: "str | os.PathLike[str]") -> str:
         text = text[len("file://") :]
     if "://" in text:
         raise errors.invalid(
-            f'the checkpoint is "{text}", a URL; ckptd saves into directories of this machine: give a path, or leave the plugin out'
+            f'the checkpoint is "{text}", a URL; ckptd.lightning saves into directories of this machine: give a path, and '
+            "configure(upload=ckptd.Upload(...)) to have checkpoints copied to a bucket, or leave the plugin out"
         )
     parent, name = os.path.split(os.path.abspath(os.path.expanduser(text)))
     return os.path.join(os.path.realpath(parent), name)

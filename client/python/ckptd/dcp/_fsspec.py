@@ -15,7 +15,7 @@ from fsspec.spec import AbstractFileSystem
 
 from ckptd import errors
 from ckptd._checkpoint_paths import has_manifest
-from ckptd._paths import open_regular
+from ckptd._paths import directory_path, open_regular
 from ckptd._saving.file_values import File
 from ckptd.dcp import _directory, _names
 from ckptd.dcp._metadata import load_metadata
@@ -42,7 +42,7 @@ class CkptdFileSystem(AbstractFileSystem):  # type: ignore[misc]
 
     def makedirs(self, path: str, exist_ok: bool = False) -> None:
         """Makes the place for a checkpoint's files."""
-        os.makedirs(_incoming(place_of(self._strip_protocol(path))), exist_ok=True)
+        os.makedirs(_incoming(_place(self._strip_protocol(path))), exist_ok=True)
 
     def exists(self, path: str, **kwargs: Any) -> bool:
         """Returns whether a file of a committed checkpoint, or a directory, is there."""
@@ -116,7 +116,7 @@ class CkptdFileSystem(AbstractFileSystem):  # type: ignore[misc]
         """
         text = self._strip_protocol(path)
         if recursive:
-            _remove(place_of(text))
+            _remove(_place(text))
             return
         place, name = _split(text)
         if os.path.exists(os.path.join(_incoming(place), name)):
@@ -196,9 +196,14 @@ def _files_of(metadata: str) -> List[str]:
     return sorted({*found, os.path.basename(metadata)})
 
 
+def _place(path: str) -> Place:
+    """Returns the place of a directory. errors.Refused: a URL, also that of a bucket: files are written beside the checkpoint."""
+    return place_of(directory_path(path, "path behind ckptd://"))
+
+
 def _split(path: str) -> Tuple[Place, str]:
     folder, name = os.path.split(path)
-    return place_of(folder), name
+    return _place(folder), name
 
 
 def _split_committed(path: str) -> Tuple[Place, str]:
@@ -206,7 +211,7 @@ def _split_committed(path: str) -> Tuple[Place, str]:
     folder = os.path.dirname(path)
     while folder not in ("", "/"):
         if has_manifest(folder):
-            return place_of(folder), os.path.relpath(path, folder)
+            return _place(folder), os.path.relpath(path, folder)
         folder = os.path.dirname(folder)
     return _split(path)
 

@@ -76,7 +76,7 @@ class _ObjectFile(io.RawIOBase):
 
     def readinto(self, into: Any) -> int:
         view = memoryview(into).cast("B")
-        count = max(0, min(len(view), self._info.size - self._at))
+        count: int = max(0, min(len(view), self._info.size - self._at))
         try:
             self._read(self._at, view[:count])
         except errors.CkptdError as error:
