@@ -36,7 +36,7 @@ def unkept(run: Run) -> List[str]:
     try:
         there = [tag for _, tag in open_root(run.root)._summaries()]
         kept = {decision.tag for decision in run.explain_retention() if decision.kept_by}
-    except (OSError, errors.CkptdError) as error:  # Such as a root that only the daemon may read.
+    except (OSError, ImportError, errors.CkptdError) as error:  # Such as a root that only the daemon may read.
         _log.debug("ckptd: looking for old checkpoints in %s: %s", run.root, error)
         return []
     return [tag for tag in there if tag not in kept]

@@ -22,7 +22,7 @@ def holds_checkpoint(place: Place) -> bool:
     """Returns whether a place holds a checkpoint in DCP's format, written by any program."""
     there = root_paths.of(place.root)
     if not there.is_directory:
-        return there.exists(place.tag)
+        return there.has_manifest(place.tag) or there.is_of_others(place.tag)
     with contextlib.suppress(OSError):
         return any(name.endswith((METADATA_FILE, ".safetensors")) for name in os.listdir(place.path))
     return False

@@ -111,8 +111,8 @@ def save_checkpoint(
     When it returns, everything has been copied, and may change.
 
     Args:
-        checkpoint_dir_str (str or os.PathLike): the root.
-        tag (str): the checkpoint's name.
+        checkpoint_dir_str (str or os.PathLike): the root: a directory, or ``s3://BUCKET/PREFIX`` for a run on one node.
+        tag (str): the checkpoint's name. In a bucket one that has a checkpoint is refused (``TAG_TAKEN``).
         model, optimizer, scheduler, user_content: what to save, as in NxD.
         num_workers (int): accepted for compatibility and ignored.
         use_xser (bool): a file for each tensor, as in NxD. Default: ``False``
@@ -186,10 +186,10 @@ def load_checkpoint(
     the latest by NxD's rule. Weights that NxD's converter has written without markers are loaded by tag only.
 
     Args:
-        path (str or os.PathLike): the root.
-        tag (str, optional): the checkpoint. Default: the latest, which is the same on every rank. If a rank
-            finds it damaged, all ranks load the next older one. If the bucket of ``configure(upload=)`` has a newer
-            one than the root, it is fetched first
+        path (str or os.PathLike): the root, or ``s3://BUCKET/PREFIX``, which needs ``pip install ckptd[s3]``.
+        tag (str, optional): the checkpoint. With it a bucket is read without becoming its job. Default: the latest, which is
+            the same on every rank. If a rank finds it damaged, all ranks load the next older one. If the bucket of
+            ``configure(upload=)`` has a newer one than the root, it is fetched first
         model, optimizer, scheduler: what to fill, as in NxD.
         num_workers (int): accepted for compatibility and ignored.
         strict (bool): as in ``load_state_dict``. Default: ``True``
@@ -219,7 +219,7 @@ def has_checkpoint(checkpoint_dir_str: _Path) -> bool:
     """Returns whether there is a checkpoint to load, in the root or in its bucket (``configure(upload=)``).
 
     If this process's rank is known (a process group, ``$RANK`` and ``$WORLD_SIZE``, or a topology), it waits
-    for a save that an earlier launch has sealed.
+    for a save that an earlier launch has sealed; of a bucket, for one that this node's daemon has.
     """
     root = root_paths.name_of(checkpoint_dir_str)
     process.fetch(root)

@@ -38,8 +38,8 @@ def save(
 
     Args:
         checkpoint (dict): the state.
-        output_dir (str or os.PathLike): its directory. The last component is the checkpoint's name in ckptd,
-            and the rest is the root.
+        output_dir (str or os.PathLike): its directory, or ``s3://BUCKET/PREFIX/TAG``. The last component is the
+            checkpoint's name in ckptd, and the rest is the root.
         save_serially (bool): accepted for compatibility and ignored.
         save_xser (bool): a file for each tensor, as in NxD. Default: ``False``
         down_cast_bf16 (bool): save float32 as bfloat16. Default: ``False``
@@ -80,7 +80,7 @@ def load(
     """Loads a state that :func:`save` or NxD has saved. Every rank calls it with the same arguments.
 
     Args:
-        chkpt_path (str or os.PathLike): its directory.
+        chkpt_path (str or os.PathLike): its directory, or its URL.
         model: an older name of ``model_or_optimizer``.
         model_or_optimizer (optional): what to fill.
         model_key (str, optional): the part of the state to fill it from; ``None``: the whole state. Default:
