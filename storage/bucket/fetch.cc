@@ -173,6 +173,8 @@ class Fetcher {
     CKPTD_ASSIGN_OR_RETURN(const ScopedHandle file,
                            OpenScoped(fs_, dir_.get(), record.path(), OpenMode::kUpdate));
     CKPTD_RETURN_IF_ERROR(WriteFully(fs_, file.get(), part.offset, bytes));
+    // While the next parts arrive.
+    CKPTD_RETURN_IF_ERROR(fs_.Sync(file.get(), SyncMode::kBegin));
     MutexLock lock(mutex_);
     done_bytes_ += part.size;
     if (options_.progress != nullptr) options_.progress(done_bytes_);

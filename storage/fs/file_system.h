@@ -41,6 +41,9 @@ enum class RenameMode {
 enum class SyncMode {
   kData,  // fdatasync.
   kAll,   // fsync; for directories.
+  // Begins to write what the file has, and waits for nothing: for a large file that is synced later. It makes nothing
+  // durable, and may do nothing.
+  kBegin,
 };
 
 enum class FileType { kRegular, kDirectory, kSymlink, kOther };

@@ -401,6 +401,12 @@ absl::Status PosixFileSystem::Truncate(Handle file, int64_t size) {
 }
 
 absl::Status PosixFileSystem::Sync(Handle handle, SyncMode mode) {
+  if (mode == SyncMode::kBegin) {
+    // Not every file system knows it. An error of the disk is one of this file.
+    if (::sync_file_range(handle, 0, 0, SYNC_FILE_RANGE_WRITE) == 0 || errno == EINVAL || errno == ENOSYS)
+      return absl::OkStatus();
+    return ErrnoError(errno, "beginning to write to the disk");
+  }
   // Never repeated, not even after EINTR: a second sync may succeed although the first one has lost the data.
   if ((mode == SyncMode::kData ? ::fdatasync(handle) : ::fsync(handle)) != 0) {
     return ErrnoError(errno, "syncing");

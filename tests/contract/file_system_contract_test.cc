@@ -308,6 +308,7 @@ TEST_P(FileSystemContract, OpenFileStaysReadableAfterItsNameIsRemoved) {
 
 TEST_P(FileSystemContract, SyncsFilesAndDirectories) {
   const ScopedHandle file = Open("file", OpenMode::kCreate);
+  EXPECT_TRUE(fs_->Sync(file.get(), SyncMode::kBegin).ok());
   EXPECT_TRUE(fs_->Sync(file.get(), SyncMode::kData).ok());
   EXPECT_TRUE(fs_->Sync(file.get(), SyncMode::kAll).ok());
   EXPECT_TRUE(fs_->Sync(dir(), SyncMode::kAll).ok());
@@ -335,6 +336,7 @@ TEST_P(FileSystemContract, ReportsFreeAndTotalSpace) {
 TEST_P(FileSystemContract, CallsOnClosedHandleFail) {
   EXPECT_EQ(ErrnoOf(fs_->Close(1'000'000)), EBADF);
   EXPECT_EQ(ErrnoOf(fs_->Sync(1'000'000, SyncMode::kAll)), EBADF);
+  EXPECT_EQ(ErrnoOf(fs_->Sync(1'000'000, SyncMode::kBegin)), EBADF);
   EXPECT_EQ(ErrnoOf(fs_->List(1'000'000).status()), EBADF);
 }
 

@@ -477,11 +477,12 @@ absl::Status CrashDisk::SyncInode(Inode inode) {
   return absl::OkStatus();
 }
 
-absl::Status CrashDisk::Sync(Handle handle, SyncMode) {
+absl::Status CrashDisk::Sync(Handle handle, SyncMode mode) {
   std::string synced;
   {
     MutexLock lock(mutex_);
     CKPTD_ASSIGN_OR_RETURN(const OpenFile file, Get(handle));
+    if (mode == SyncMode::kBegin) return absl::OkStatus();
     CKPTD_RETURN_IF_ERROR(SyncInode(file.inode));
     synced = absl::StrCat("Sync ", PathOf(file.inode));
   }
