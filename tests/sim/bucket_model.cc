@@ -79,19 +79,11 @@ std::vector<BucketModel::Summary> BucketModel::Whole() const {
   return whole;
 }
 
-void BucketModel::Forget() {
-  is_forgotten_ = true;
-  for (auto& [tag, entry] : tags_) entry.is_forgotten = true;
-}
-
 std::string BucketModel::Leftovers() const {
   std::string words;
   for (const auto& [tag, entry] : tags_) {
-    if (!entry.whole && !entry.is_forgotten) absl::StrAppend(&words, " an unfinished upload of ", tag);
+    if (!entry.whole) absl::StrAppend(&words, " an unfinished upload of ", tag);
   }
-  // What a daemon has forgotten it counts again from the next resume on, and removes with the upload after that. With each
-  // save the last one of a plan is such an upload.
-  if (is_forgotten_ && plan_.every > 1) return words;
   const auto whole = static_cast<int>(Whole().size());
   if (plan_.keep_last > 0 && whole > plan_.keep_last) absl::StrAppend(&words, " ", whole, " checkpoints");
   return words;
@@ -129,16 +121,15 @@ absl::StatusOr<int64_t> BucketModel::Upload(const Checkpoint& checkpoint, const 
   if (Fails()) return BucketDoesNotAnswer();
   if (is_damaged) return MakeError(absl::StatusCode::kDataLoss, "CORRUPT_FILE", checkpoint.tag());
   entry.whole = true;
+  being_replaced_.erase(checkpoint.tag());
   were_whole_.insert(checkpoint.sequence());
   return checkpoint.size_bytes();
 }
 
-// It was given up, newer ones have its place, or a newer save has its tag.
-bool BucketModel::MayBeRemoved(const Checkpoint& checkpoint) const {
-  int newer = 0;
+bool BucketModel::IsOutnumbered(const Checkpoint& checkpoint) const {
+  auto newer = static_cast<int>(being_replaced_.size());
   for (const Summary& summary : Whole()) newer += summary.sequence() > checkpoint.sequence() ? 1 : 0;
-  return (plan_.keep_last > 0 && newer >= plan_.keep_last) ||
-         IsReplaced(checkpoint.tag(), checkpoint.sequence());
+  return plan_.keep_last > 0 && newer >= plan_.keep_last;
 }
 
 absl::Status BucketModel::Remove(const Checkpoint& checkpoint) {
@@ -147,11 +138,13 @@ absl::Status BucketModel::Remove(const Checkpoint& checkpoint) {
   Entry& entry = found->second;
   if (entry.whole && checkpoint.given_up())
     return MakeError(absl::StatusCode::kAlreadyExists, "OBJECT_EXISTS", checkpoint.tag());
-  if (entry.whole && !MayBeRemoved(checkpoint))
+  const bool is_replaced = !IsOutnumbered(checkpoint) && IsReplaced(checkpoint.tag(), checkpoint.sequence());
+  if (entry.whole && !is_replaced && !IsOutnumbered(checkpoint))
     violated_(absl::StrCat(checkpoint.tag(), ", sequence ", checkpoint.sequence(),
                            " is removed from the bucket, where it is to stay"));
   const bool fails = Fails();
   if (fails && random_.Percent(50)) return BucketDoesNotAnswer();
+  if (entry.whole && is_replaced) being_replaced_.insert(checkpoint.tag());
   entry.whole = false;
   if (fails) return BucketDoesNotAnswer();
   tags_.erase(found);

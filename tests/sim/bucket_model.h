@@ -46,7 +46,7 @@ class BucketModel {
   Random& random() { return random_; }
   void EndFaults() { faulty_ = false; }
   // No daemon knows any more what it has uploaded, before it lists the bucket, nor what it had begun to upload.
-  void Forget();
+  void Forget() { is_forgotten_ = true; }
   // Whether a call that changes nothing fails.
   bool Fails() { return faulty_ && random_.Percent(plan_.faults); }
 
@@ -79,9 +79,9 @@ class BucketModel {
   struct Entry {
     Summary summary;
     bool whole = false;
-    bool is_forgotten = false;  // Nobody ends it unless its tag is uploaded again.
   };
-  bool MayBeRemoved(const Checkpoint& checkpoint) const;
+  // As many newer ones are there, or are about to be, as are to stay.
+  bool IsOutnumbered(const Checkpoint& checkpoint) const;
 
   const UploadPlan plan_;
   Random random_;
@@ -89,6 +89,8 @@ class BucketModel {
   bool faulty_ = true, is_forgotten_ = false;
   std::map<std::string, Entry> tags_;
   std::set<int64_t> were_whole_;
+  // An earlier checkpoint of these tags was removed, so that a later one is uploaded: it counts as if that were there.
+  std::set<std::string> being_replaced_;
   std::map<std::string, int64_t> newest_of_tag_;
 };
 
