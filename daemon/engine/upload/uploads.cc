@@ -234,6 +234,13 @@ void Uploads::OnCommitted(Run* run, const storage::v1::ManifestSummary& summary)
 
 void Uploads::Count(Run* run, const storage::v1::ManifestSummary& summary) {
   UploadRecord& record = states_.Of(run).record;
+  // It has come back from the trash, or was found after a restart: the newer copy would be removed for it. One of an
+  // earlier life of the run may have a higher sequence, and was committed earlier.
+  const auto is_newer = [&summary](const UploadedCheckpoint& uploaded) {
+    return uploaded.tag() == summary.tag() && uploaded.sequence() > summary.sequence() &&
+           uploaded.commit_time_us() >= summary.commit_time_us();
+  };
+  if (std::any_of(record.uploaded().begin(), record.uploaded().end(), is_newer)) return;
   // It takes the place of one that waits. The one before it is gone.
   bool is_due = false;
   for (int i = record.waiting_size() - 1; i >= 0; --i) {

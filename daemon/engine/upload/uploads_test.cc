@@ -334,6 +334,40 @@ TEST_F(UploadsTest, AResaveReplacesWhatWasUploadedUnderItsTag) {
   EXPECT_THAT(Asked(), ElementsAre(7));
 }
 
+TEST_F(UploadsTest, AnEarlierCheckpointOfATagDoesNotReplaceANewerCopy) {
+  SetPolicy(1);
+  CommitNext(7);
+  Tick();
+  io_->EndUpload(100);
+  CommittedCheckpoint earlier;  // It was undeleted.
+  earlier.summary.set_tag("s7");
+  earlier.summary.set_sequence(3);
+  run_->catalog.RemoveTag("s7");
+  run_->catalog.Add(earlier);
+  uploads_.OnCommitted(run_, earlier.summary);
+  Tick();
+  RunCallbacks();
+  EXPECT_THAT(Removed(), IsEmpty());
+  EXPECT_THAT(Asked(), IsEmpty());
+}
+
+TEST_F(UploadsTest, ACopyOfAnEarlierLifeOfTheRunIsReplaced) {
+  SetPolicy(1);
+  CommitNext(7);
+  Tick();
+  io_->EndUpload(100);
+  CommittedCheckpoint again;
+  again.summary.set_tag("s7");
+  again.summary.set_sequence(3);
+  again.summary.set_commit_time_us(run_->catalog.Find(7)->summary.commit_time_us() + 1);
+  run_->catalog.RemoveTag("s7");
+  run_->catalog.Add(again);
+  uploads_.OnCommitted(run_, again.summary);
+  Tick();
+  RunCallbacks();
+  EXPECT_THAT(Removed(), ElementsAre(7));
+}
+
 TEST_F(UploadsTest, AResaveOfATagThatWaitsIsUploadedInItsPlace) {
   SetPolicy(2);
   CommitNext(1);
