@@ -262,9 +262,14 @@ void Engine::Impl::SetPinned(Run* run, const std::string& tag, bool pinned, Repl
   if (pinned) retention_.BeginPin(run, sequence);
   run->authority->SetPinned(
       tag, sequence, pinned,
-      [this, run, sequence, pinned, reply = std::move(reply)](absl::Status set) mutable {
+      [this, run, sequence, pinned, before = Describe(*run, *committed),
+       reply = std::move(reply)](absl::Status set) mutable {
         if (pinned) retention_.EndPin(run, sequence);
         const CommittedCheckpoint* known = run->catalog.Find(sequence);
+        if (known == nullptr && set.ok() && !pinned) {  // Retention may have removed it since.
+          before.set_pinned(false);
+          return reply(std::move(before));
+        }
         if (known == nullptr) {
           return reply(MakeError(absl::StatusCode::kNotFound, reason::kNoCheckpoint,
                                  "it was replaced in the meantime"));

@@ -849,6 +849,26 @@ TEST_F(SharedSavesTest, CoordinatorKeepsWhatAnOperatorHasPinnedOnAnotherNode) {
   EXPECT_THAT(disks_[1]->evicted, ElementsAre("step2", "step1"));
 }
 
+TEST_F(SharedSavesTest, UnpinSucceedsAlsoIfRetentionRemovesTheCheckpointBeforeTheAnswer) {
+  nodes_->leads = true;
+  ActivateFirstAttempt();
+  for (int64_t sequence : {1, 2}) PutInRoot("step" + std::to_string(sequence), sequence);
+  LookAtRoot();
+  nodes_->hooks.pin_changed("step1", 1, true);
+  nodes_->hooks.newest_committed(2, KeepLast(1));
+  RunQueued();
+  Answer<v1::Checkpoint> unpinned;
+  engine_->SetPinned({0, 0, true}, run_ + "/checkpoints/step1", false, unpinned.reply());
+  RunQueued();
+  nodes_->hooks.pin_changed("step1", 1, false);
+  RunQueued();
+  ASSERT_THAT(disks_[1]->evicted, ElementsAre("step1"));
+  nodes_->pinnings.at(0)(absl::OkStatus());
+  RunQueued();
+  EXPECT_EQ(unpinned.get().tag(), "step1");
+  EXPECT_FALSE(unpinned.get().pinned());
+}
+
 TEST_F(SharedSavesTest, ForcedDeletionUnpinsForAllNodesFirst) {
   nodes_->leads = true;
   ActivateFirstAttempt();
