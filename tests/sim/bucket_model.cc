@@ -79,11 +79,18 @@ std::vector<BucketModel::Summary> BucketModel::Whole() const {
   return whole;
 }
 
+void BucketModel::Forget() {
+  is_forgotten_ = true;
+  for (const auto& [tag, entry] : tags_) forgot_half_done_ |= !entry.whole;
+}
+
 std::string BucketModel::Leftovers() const {
   std::string words;
   for (const auto& [tag, entry] : tags_) {
     if (!entry.whole) absl::StrAppend(&words, " an unfinished upload of ", tag);
   }
+  // What is counted again at a resume goes with the next upload. Unless each save is uploaded there may be none.
+  if (is_forgotten_ && plan_.every > 1) return words;
   const auto whole = static_cast<int>(Whole().size());
   if (plan_.keep_last > 0 && whole > plan_.keep_last) absl::StrAppend(&words, " ", whole, " checkpoints");
   return words;
@@ -138,8 +145,9 @@ absl::Status BucketModel::Remove(const Checkpoint& checkpoint) {
   Entry& entry = found->second;
   if (entry.whole && checkpoint.given_up())
     return MakeError(absl::StatusCode::kAlreadyExists, "OBJECT_EXISTS", checkpoint.tag());
-  const bool is_replaced = !IsOutnumbered(checkpoint) && IsReplaced(checkpoint.tag(), checkpoint.sequence());
-  if (entry.whole && !is_replaced && !IsOutnumbered(checkpoint))
+  const bool is_outnumbered = IsOutnumbered(checkpoint);
+  const bool is_replaced = !is_outnumbered && IsReplaced(checkpoint.tag(), checkpoint.sequence());
+  if (entry.whole && !is_replaced && !is_outnumbered)
     violated_(absl::StrCat(checkpoint.tag(), ", sequence ", checkpoint.sequence(),
                            " is removed from the bucket, where it is to stay"));
   const bool fails = Fails();

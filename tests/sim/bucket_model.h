@@ -46,7 +46,9 @@ class BucketModel {
   Random& random() { return random_; }
   void EndFaults() { faulty_ = false; }
   // No daemon knows any more what it has uploaded, before it lists the bucket, nor what it had begun to upload.
-  void Forget() { is_forgotten_ = true; }
+  void Forget();
+  // An upload or a removal was half done then.
+  bool ForgotHalfDone() const { return forgot_half_done_; }
   // Whether a call that changes nothing fails.
   bool Fails() { return faulty_ && random_.Percent(plan_.faults); }
 
@@ -86,7 +88,7 @@ class BucketModel {
   const UploadPlan plan_;
   Random random_;
   const Violated violated_;
-  bool faulty_ = true, is_forgotten_ = false;
+  bool faulty_ = true, is_forgotten_ = false, forgot_half_done_ = false;
   std::map<std::string, Entry> tags_;
   std::set<int64_t> were_whole_;
   // An earlier checkpoint of these tags was removed, so that a later one is uploaded: it counts as if that were there.

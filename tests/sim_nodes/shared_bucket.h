@@ -46,9 +46,9 @@ class SharedBucket {
     forgotten_through_ = newest;
     model_.Forget();
   }
-  // What etcd has forgotten counts again with the next resume that asks the bucket, and goes with the upload after that. An
-  // upload or a removal that it has forgotten stays half done, and may be in the way of later uploads of its tag for ever.
-  bool MayStandStill() const { return forgotten_through_.has_value(); }
+  // What etcd has forgotten counts again with the next resume that asks the bucket. Without one, or if it is half done, it
+  // may be in the way of later uploads for ever.
+  bool MayStandStill() const { return forgotten_through_ && (!plan_.restore || model_.ForgotHalfDone()); }
   // Retention has begun to remove this checkpoint from the root. A violation if it was to be uploaded, and was not.
   void OnEvicted(const SharedDisk::Checkpoint& evicted);
   // Call it when no call is in flight: describes what is left and should not be, and what is missing.

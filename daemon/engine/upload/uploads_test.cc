@@ -46,6 +46,16 @@ class UploadsTest : public ClassTest {
     Commit(run_, sequence);
     uploads_.OnCommitted(run_, run_->catalog.Find(sequence)->summary);
   }
+  // A checkpoint takes the tag of an earlier one.
+  void CommitAgain(const std::string& tag, int64_t sequence, int64_t commit_time_us = 0) {
+    CommittedCheckpoint again;
+    again.summary.set_tag(tag);
+    again.summary.set_sequence(sequence);
+    again.summary.set_commit_time_us(commit_time_us);
+    run_->catalog.RemoveTag(tag);
+    run_->catalog.Add(again);
+    uploads_.OnCommitted(run_, again.summary);
+  }
   void Tick() {
     uploads_.OnTick(run_, clock_.Now());
     RunCallbacks();
@@ -320,12 +330,7 @@ TEST_F(UploadsTest, AResaveReplacesWhatWasUploadedUnderItsTag) {
   CommitNext(1);
   Tick();
   io_->EndUpload(100);
-  CommittedCheckpoint again;
-  again.summary.set_tag("s1");
-  again.summary.set_sequence(7);
-  run_->catalog.RemoveTag("s1");
-  run_->catalog.Add(again);
-  uploads_.OnCommitted(run_, again.summary);
+  CommitAgain("s1", 7);
   Tick();
   EXPECT_THAT(Asked(), IsEmpty()) << "the old one goes first";
   RunCallbacks();
@@ -339,12 +344,7 @@ TEST_F(UploadsTest, AnEarlierCheckpointOfATagDoesNotReplaceANewerCopy) {
   CommitNext(7);
   Tick();
   io_->EndUpload(100);
-  CommittedCheckpoint earlier;  // It was undeleted.
-  earlier.summary.set_tag("s7");
-  earlier.summary.set_sequence(3);
-  run_->catalog.RemoveTag("s7");
-  run_->catalog.Add(earlier);
-  uploads_.OnCommitted(run_, earlier.summary);
+  CommitAgain("s7", 3);  // It was undeleted.
   Tick();
   RunCallbacks();
   EXPECT_THAT(Removed(), IsEmpty());
@@ -356,13 +356,7 @@ TEST_F(UploadsTest, ACopyOfAnEarlierLifeOfTheRunIsReplaced) {
   CommitNext(7);
   Tick();
   io_->EndUpload(100);
-  CommittedCheckpoint again;
-  again.summary.set_tag("s7");
-  again.summary.set_sequence(3);
-  again.summary.set_commit_time_us(run_->catalog.Find(7)->summary.commit_time_us() + 1);
-  run_->catalog.RemoveTag("s7");
-  run_->catalog.Add(again);
-  uploads_.OnCommitted(run_, again.summary);
+  CommitAgain("s7", 3, run_->catalog.Find(7)->summary.commit_time_us() + 1);
   Tick();
   RunCallbacks();
   EXPECT_THAT(Removed(), ElementsAre(7));
@@ -372,12 +366,7 @@ TEST_F(UploadsTest, AResaveOfATagThatWaitsIsUploadedInItsPlace) {
   SetPolicy(2);
   CommitNext(1);
   CommitNext(2);
-  CommittedCheckpoint again;
-  again.summary.set_tag("s2");
-  again.summary.set_sequence(3);
-  run_->catalog.RemoveTag("s2");
-  run_->catalog.Add(again);
-  uploads_.OnCommitted(run_, again.summary);
+  CommitAgain("s2", 3);
   EXPECT_THAT(uploads_.Held(*run_), ElementsAre(3));
 }
 

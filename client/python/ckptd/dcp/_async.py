@@ -64,11 +64,11 @@ class SaveFuture(concurrent.futures.Future):  # type: ignore[type-arg]
 
 
 def save_async(state_dict: Any, writer: Any, **arguments: Any) -> SaveFuture:
-    """Saves; returns when each rank has sealed its part, or when devices copy it with ``stage="overlap"``. Errors are
-    the future's.
+    """Saves; returns when this rank's part is sealed, or when devices copy it with ``stage="overlap"``. Errors are the
+    future's.
 
-    It plans, copies and seals on this thread: afterwards nothing needs this process. The ranks hear of each other's parts by
-    DCP's own collectives, so this does not wait until the nodes have told etcd.
+    It plans, copies and seals on this thread: afterwards nothing needs this process. It does not wait for the parts of other
+    ranks, which on several nodes would be a wait for etcd. Once it has returned on all ranks, all parts are sealed.
 
     Args:
         writer: the Writer, whose ``wait`` does not count.

@@ -55,7 +55,7 @@ def async_save(
     use_collectives: bool = True,
     **others: Any,
 ) -> Any:
-    """``dcp.async_save`` through ckptd. Returns when each rank's part is sealed, after one copy.
+    """``dcp.async_save`` through ckptd. Returns when this rank's part is sealed, after one copy.
 
     It plans, copies and hands over on the calling thread, and needs no thread, no process and no stager
     afterwards: ``async_checkpointer_type`` and ``async_stager`` are accepted and not used. If all ranks are
